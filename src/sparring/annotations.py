@@ -60,8 +60,8 @@ class Annotation(StrEnum):
         name="implicit",
         meaning="log-probability of each weighted token under the implicit process reward model before the update",
         unit="nats",
-        writers=("stages/models/annotators.py",),
-        readers=("algo/rare/credit/prime.py", "stages/models/implicit_reward.py"),
+        writers=("stages/models/implicit.py",),
+        readers=("algo/rare/credit/prime.py",),
     )
     PROXIMAL = Declaration(
         name="proximal",
@@ -88,8 +88,8 @@ class Annotation(StrEnum):
         name="value",
         meaning="critic's value of the text before each weighted token, before the update",
         unit="reward",
-        writers=("stages/models/annotators.py",),
-        readers=("algo/credit/gae.py", "algo/loss/value.py", "batch/critic.py", "stages/models/critic.py"),
+        writers=("stages/models/critic.py",),
+        readers=("algo/credit/gae.py", "algo/loss/value.py", "batch/critic.py"),
     )
     RETURN = Declaration(
         name="return",

@@ -13,23 +13,24 @@ DECLARATION = "annotations.py"
 
 WRITING = {"annotated": 0, "with_steps": 1, "TrainerQuantity": 1}
 """Calls that put an annotation on rows, and the argument that names it."""
-READING = {"get": 0, "read": 0, "reads": 0, "check_section": 2}
+READING = {"get": 0, "read": 0, "reads": 0}
 """Likewise calls that take one from rows, or ask whether somebody does."""
 OTHER_MEANINGS = {
     "chosen": "a side of a pair, a choice of the user",
     "correction_rejected": "a metric",
     "correction_truncated": "a metric",
     "correction_weight": "a metric",
-    "implicit": "the role of a model beside the policy",
+    "implicit": "the use of a model beside the policy",
     "kl_coefficient": "a metric",
     "kto_shift": "a metric",
     "margin": "a key of a preference row, a metric",
     "probability_squares": "a quantity of the model's head",
     "proximal": "a value of [algo] anchor",
     "ratio": "a key of the configuration, a metric",
+    "reference": "the use of a model",
     "return": "a metric of the critic",
     "reward": "a metric, a key of a record",
-    "teacher": "a role, a source of tokens, a quantity of the trainer",
+    "teacher": "the use of a model, a source of tokens, a quantity of the trainer",
     "value": "a loss term, a quantity of the model's head",
 }
 """Names of annotations that are words of something else too."""
@@ -62,7 +63,7 @@ def role(node: ast.expr) -> str:
     the test does not know."""
     parent = node.parent
     match parent:
-        case ast.Subscript(ctx=ast.Store()):
+        case ast.Subscript(ctx=ast.Store()) | ast.Assign():
             return "write"
         case ast.Subscript() | ast.Compare() | ast.Tuple():
             return "read"

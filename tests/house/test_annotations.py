@@ -27,6 +27,7 @@ def test_a_literal_where_an_annotation_is_named_is_found(text: str) -> None:
 def test_roles_are_told_apart() -> None:
     cases = {
         "x[Annotation.VALUE] = y": "write",
+        "annotation = Annotation.VALUE": "write",
         "f(x[Annotation.VALUE])": "read",
         "NEEDS = (Annotation.VALUE,)": "read",
         "f({Annotation.VALUE: y})": "write",

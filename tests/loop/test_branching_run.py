@@ -62,7 +62,7 @@ class Watched:
 
     def trainer(self, name: str, *, path: str, plan: TrainPlan) -> Trainer:
         trainer = self.cluster.trainer(name, path=path, plan=plan)
-        role = plan.role or name
+        role = plan.name or name
         shown = self.batches.setdefault(role, [])
 
         async def forward_backward(batch: Batch) -> Mapping[str, float]:

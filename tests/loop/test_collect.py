@@ -16,7 +16,7 @@ from sparring.errors import BadInput
 from sparring.launch.run import opened
 from sparring.recipe.load import load
 from sparring.recipe.run_config import resolve
-from sparring.stages.preflight.teachers import check_teachers_answer
+from sparring.stages.models.teacher import TeacherUse
 from sparring.store.sqlite import SqliteStore
 
 
@@ -195,9 +195,9 @@ def test_who_has_taught_already_need_not_answer(given: Path) -> None:
         settings = [served, "collect.model=teacher", 'run.stages=["collect", "sft"]', "observe.progress=off"]
         async with opened(resolve(load(given, settings))) as context:
             with pytest.raises(BadInput, match="a teacher that answers"):
-                await check_teachers_answer(context)
+                await TeacherUse().ask(context)
             context.store.put("stage/collect", {})
-            return [await check_teachers_answer(context)]
+            return [await TeacherUse().ask(context)]
 
     assert asyncio.run(checked()) == [[]]
 

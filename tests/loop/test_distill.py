@@ -26,7 +26,7 @@ from sparring.protocols import Divergence
 from sparring.recipe.load import load as read
 from sparring.recipe.run_config import resolve
 from sparring.render.train_tokenizer import MIN_VOCAB_SIZE, train_tokenizer
-from sparring.stages.models.teachers import check_distill
+from sparring.stages.models.teacher import TeacherUse
 from sparring.store.sqlite import SqliteStore
 
 
@@ -274,7 +274,7 @@ def test_contradicting_settings_are_refused(
 
     async def check_lines() -> list[str]:
         async with opened(resolve(read(file, words(*settings)[1::2]))) as context:
-            return check_distill(context.config, context.factory)
+            return TeacherUse().check(context)
 
     with pytest.raises(BadInput, match=re.escape(said)):
         asyncio.run(check_lines())
@@ -285,7 +285,7 @@ def test_what_makes_sense_is_said(given: Path, checkpoint: Path) -> None:
 
     async def check_lines() -> list[str]:
         async with opened(resolve(read(file, words()[1::2]))) as context:
-            return check_distill(context.config, context.factory)
+            return TeacherUse().check(context)
 
     assert asyncio.run(check_lines()) == ["distill: reverse over token; teachers: teacher for odd"]
 
@@ -316,7 +316,7 @@ def test_a_teacher_of_another_format_is_told(
 
     async def check_lines() -> list[str]:
         async with opened(resolve(read(file, words(*settings)[1::2]))) as context:
-            return check_distill(context.config, context.factory)
+            return TeacherUse().check(context)
 
     facts = asyncio.run(check_lines())
     assert said in facts[-1] and len(facts) == (2 if said else 1)

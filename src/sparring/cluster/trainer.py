@@ -80,7 +80,7 @@ class TrainerParts:
             model,
             self.train.replaced(plan.overrides),
             plan.losses,
-            name=plan.role or self.name,
+            name=plan.name or self.name,
             total_steps=plan.total_steps,
             threads=self.threads,
             teachers={**moving, **averages},

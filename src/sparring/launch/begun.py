@@ -20,9 +20,8 @@ from sparring.recipe.load import load_recorded
 from sparring.recipe.run_config import RunConfig, dump, resolve
 from sparring.recipe.url_secrets import masked
 from sparring.stages.context import ONLINE_STAGES, Context, given_checkpoint
+from sparring.stages.models.uses import trained_models
 from sparring.stages.runtime.raised import first_steps, raises_key
-from sparring.stages.runtime.saved import train_of
-from sparring.train.config import TrainConfig
 
 NO_DIFFERENCE = (
     *("observe", "run.memory", "run.redo", "run.damaged"),
@@ -168,7 +167,8 @@ def check_raised(store: Store, config: RunConfig, changes: Mapping[str, tuple[in
             if later in ONLINE_STAGES and (store.get(f"stage/{later}") is not None or store.checkpoints(later)):
                 expected = f"{before}, because stage {later} has trained on what it wrote"
                 raise refusal(where, expected, str(now), "start a new run from these weights: models.policy.path")
-        ends = {name: train for name, train in _train_sections(config, stage).items() if train.schedule != "constant"}
+        sections = {f"the {use}": one.train for use, one in trained_models(config, stage).items()}
+        ends = {name: train for name, train in sections.items() if train and train.schedule != "constant"}
         for name, train in ends.items():
             if train.min_ratio == 0:
                 expected = f"{before}, or a schedule of {name} that ends above 0 (train.min_ratio)"
@@ -204,16 +204,6 @@ def raise_steps(context: Context, changes: Mapping[str, tuple[int, int]]) -> Non
         context.sink.event("run", f"{stage}.steps: {before} -> {now}; the recipe before is {BEGUN}")
     if not (folder / BEGUN).exists():
         write_whole(folder / BEGUN, (folder / CONFIG).read_bytes())
-
-
-def _train_sections(config: RunConfig, stage: str) -> dict[str, TrainConfig]:
-    """Return the `[train]` sections of all models that a stage trains, by role."""
-    beside = {"critic": config.rl.critic, "implicit": config.rl.implicit} if stage == "rl" else {}
-    others = {role: section.train for role, section in beside.items() if section is not None}
-    return {
-        "the policy": train_of(config, stage),
-        **{f"the {role}": config.train.replaced(train) for role, train in others.items()},
-    }
 
 
 def _teachers(config: RunConfig) -> list[str]:

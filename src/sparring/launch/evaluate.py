@@ -37,7 +37,7 @@ from sparring.recipe.url_secrets import has_user
 from sparring.recipe.url_secrets import refused as url_refused
 from sparring.rollout.config import GatewayConfig, RolloutConfig
 from sparring.stages.context import POLICY, Context
-from sparring.stages.models.reward_scorers import OWN
+from sparring.stages.models.reward_model import OWN
 from sparring.user_files.neighbours import with_neighbours
 
 ENDPOINT = ("http://", "https://", "unix:")
@@ -213,10 +213,10 @@ async def _evaluate(config: RunConfig, subject: Subject) -> Evaluated:
     from sparring.harness.load import BUILT_IN
     from sparring.rollout.evaluate import EvalPlan
     from sparring.sandbox.check import check_sandbox
-    from sparring.stages.models.reward_scorers import check_reward_model
-    from sparring.stages.models.role_models import check_roles
+    from sparring.stages.models.judge import JudgeUse
+    from sparring.stages.models.player import PlayerUse
+    from sparring.stages.models.reward_model import RewardModelUse
     from sparring.stages.preflight.harness import check_files, play_silently
-    from sparring.stages.preflight.judges import check_judges
     from sparring.stages.runtime.evaluation import evaluate_folder, held_out
 
     folder = evaluation_folder(config, subject)
@@ -228,9 +228,9 @@ async def _evaluate(config: RunConfig, subject: Subject) -> Evaluated:
         if tasks[0].box is not None or mounts_of(context.harness) is not None:
             check_sandbox(config.sandbox)
             check_files(context.config, context.harness)
-        await check_judges(context.config, context.judges)
-        check_reward_model(context, context.factory, subject.folder)
-        check_roles(context.config, context.factory)
+        await JudgeUse().ask(context)
+        RewardModelUse().check(context)
+        PlayerUse().check(context)
         if config.harness_of(tasks[0].env) not in BUILT_IN:
             await rehearse(context, lambda rehearsed, _: play_silently(rehearsed, tasks[0]))
         plan = EvalPlan(tasks=tasks, run_seed=config.run.seed, samples=config.eval.samples)

@@ -62,18 +62,18 @@ def _with_span(method: Callable[..., Any], span: Callable[[], AbstractContextMan
 
 
 def prefixed(
-    trainer: Trainer, role: str, of_batch: Callable[[Mapping[str, float]], Mapping[str, float]] = dict
+    trainer: Trainer, use: str, of_batch: Callable[[Mapping[str, float]], Mapping[str, float]] = dict
 ) -> Trainer:
-    """Return `trainer` with its role as a prefix of its metrics: `critic/loss_value`.
+    """Return `trainer` with its use as a prefix of its metrics: `critic/loss_value`.
 
     Args:
         trainer: trainer of a model other than the policy.
-        role: role of its batches and checkpoints.
+        use: name of its batches and checkpoints.
         of_batch: function from the metrics of a batch to the reported metrics.
     """
 
     def named(metrics: Mapping[str, float]) -> dict[str, float]:
-        return {f"{role}/{name}": value for name, value in metrics.items()}
+        return {f"{use}/{name}": value for name, value in metrics.items()}
 
     async def forward_backward(batch: Batch) -> Mapping[str, float]:
         return named(of_batch(await trainer.forward_backward(batch)))

@@ -219,7 +219,7 @@ class TrainPlan:
         teachers: checkpoint folders of models that are computed without gradients, by name. None is the trained model's
             initial folder; a name that is no model of the recipe has the trained model's settings.
         averages: decay of each teacher that is a moving average of the trained model (see `train.average`), by name.
-        role: name on batches and checkpoints, if it differs from the model's.
+        name: name on batches and checkpoints, if it differs from the model's.
     """
 
     losses: Sequence[Loss]
@@ -228,4 +228,4 @@ class TrainPlan:
     head: str = "tokens"
     teachers: Mapping[str, str | None] = field(default_factory=dict)
     averages: Mapping[str, float] = field(default_factory=dict)
-    role: str = ""
+    name: str = ""

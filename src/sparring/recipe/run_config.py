@@ -197,7 +197,7 @@ def dump(config: RunConfig) -> str:
     """
     text, same = tomli_w.dumps(_without_none(msgspec.to_builtins(config))), False
     with suppress(InvalidValue):
-        same = convert(tomllib.loads(text), RunConfig) == config
+        same = convert(tomllib.loads(text), type(config)) == config
     if not same:
         raise refusal(
             "the config", "values that TOML can express", "a None or a NaN", "leave those keys at their defaults"

@@ -30,8 +30,8 @@ from sparring.stages.data.demonstrations import conversation_of, rendered
 from sparring.stages.data.traces import trace_row, transcript_of
 from sparring.stages.models.context_length import outline_of
 from sparring.stages.models.imitator import imitator_of
-from sparring.stages.models.role_models import open_role_engines, with_roles
-from sparring.stages.models.teachers import max_context_of, teacher_folder
+from sparring.stages.models.player import open_role_engines, with_roles
+from sparring.stages.models.teacher import max_context_of, teacher_folder
 from sparring.tasks.files import messages_of
 from sparring.types import Message, Task
 

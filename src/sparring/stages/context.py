@@ -26,6 +26,11 @@ CHOSEN = "memory/token_budget"
 ORDER = ("init", "collect", "sft", "preference", "reward_model", "rl", "distill", "eval", "export")
 ONLINE_STAGES = ("rl", "distill")
 """Stages that train on what the policy samples meanwhile, so they publish weights."""
+TRAINING_STAGES = ("sft", "preference", "reward_model", *ONLINE_STAGES)
+SERVING_STAGES = (*ONLINE_STAGES, "eval")
+"""Stages that sample from the policy."""
+PLAYING_STAGES = ("init", "collect", "sft", *SERVING_STAGES)
+"""Stages that play the environment; their judges answer until the stage ends."""
 NON_POLICY_STAGES = ("collect", "reward_model", "eval")
 """Stages whose output is not the policy."""
 
@@ -109,11 +114,7 @@ class Context(RunFiles):
 
 
 def given_checkpoint(config: RunConfig) -> Path | None:
-    """Return the folder of the checkpoint that a recipe starts from, or None for a recipe that makes a fresh model.
-
-    Raises:
-        BadInput: there is no such checkpoint.
-    """
+    """Return the folder of the checkpoint that a recipe starts from, or None for a recipe that makes a fresh model."""
     spec = config.models[POLICY]
     return None if spec.path is None else model_folder(spec)
 

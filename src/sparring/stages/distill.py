@@ -10,8 +10,8 @@ from sparring.batch.batches import Plan
 from sparring.protocols import Divergence, Loss, Store, TrainPlan
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import POLICY, Context
-from sparring.stages.models.reference import AVERAGE
-from sparring.stages.models.teachers import teacher_annotator, teacher_folder
+from sparring.stages.models.teacher import teacher_annotator
+from sparring.stages.models.uses import teachers_of
 from sparring.stages.runtime.online import OnlineObjective, OnlineTraining
 from sparring.stages.runtime.raised import first_steps
 from sparring.stages.runtime.training_tasks import training_tasks
@@ -50,16 +50,12 @@ def _losses(config: RunConfig, store: Store) -> TrainPlan:
     from sparring.algo.loss.imitate import ImitateLoss
 
     stage = config.distill
-    teachers: dict[str, str | None] = {}
     loss: Loss
     if stage.over == "token":
         loss = SampledDistillLoss(stage.estimator, ratio_cap=stage.ratio_cap)
     else:
         loss = DistillLoss(Divergence(kind=stage.divergence, over=stage.over, beta=stage.beta))
-        if stage.over == "vocabulary":
-            teachers = {name: str(teacher_folder(config, name)) for name in sorted(set(stage.teachers.values()))}
-    averages = {AVERAGE: stage.decay} if AVERAGE in stage.teachers.values() else {}
-    teachers |= dict.fromkeys(averages)
+    teachers, averages = teachers_of(config, STAGE, POLICY)
     total = first_steps(store, STAGE, stage.steps)
     losses = [loss, *([ImitateLoss(scale=stage.observations)] if stage.observations else [])]
     return TrainPlan(losses=losses, total_steps=total, overrides=stage.train, teachers=teachers, averages=averages)

@@ -13,7 +13,7 @@ from sparring.algo.annotate.domain import teacher_of
 from sparring.rollout.evaluate import EvalPlan
 from sparring.stages.context import POLICY, Context, RunFiles
 from sparring.stages.data.contamination import check_unseen
-from sparring.stages.models.teachers import OWN, teacher_folder
+from sparring.stages.models.teacher import OWN, teacher_folder
 from sparring.stages.runtime.chosen import chosen_weights
 from sparring.stages.runtime.evaluation import evaluate_folder, held_out
 from sparring.stages.runtime.saved import BEST, LAST
@@ -26,9 +26,6 @@ async def run(context: Context) -> dict[str, Any]:
     Returns:
         Evaluations as plain data, by name: one for each checkpoint; with `[eval] teachers`, `teacher/<name>` for each
         teacher; with `no_tool_tasks`, `no_tool` for the last checkpoint without its tool host.
-
-    Raises:
-        EvaluationFailed: infrastructure or judge broke too many rollouts of an evaluation.
     """
     config = context.config.eval
     tasks = held_out(context.config, context.factory, config.tasks)
@@ -57,11 +54,7 @@ async def run(context: Context) -> dict[str, Any]:
 
 
 def _weights_of_stage(context: Context, stage: str) -> Path:
-    """Return the folder of the weights to evaluate. An evaluation that resumes keeps the choice it began with.
-
-    Raises:
-        BadInput, StoreError: as `chosen_weights`.
-    """
+    """Return the folder of the weights to evaluate. An evaluation that resumes keeps the choice it began with."""
     key = f"eval/{stage}/weights"
     begun = next(iter(context.store.groups(stage=f"eval/{stage}")), None) is not None
     weights = str(context.store.get(key)) if begun else context.config.eval.weights
@@ -75,7 +68,6 @@ def _weights_of_stage(context: Context, stage: str) -> Path:
 async def _evaluate_once(
     context: Context, label: str, folder: Path, tasks: Sequence[Task], model: str = POLICY
 ) -> dict[str, Any]:
-    """Return an evaluation, from the record if the run has it."""
     recorded = context.store.get(f"eval/{label}")
     if recorded is not None:
         known: dict[str, Any] = recorded

@@ -40,14 +40,10 @@ def export_folder(source: Path, out: Path, dtype: str, run: tuple[RunConfig, Sto
 
     Args:
         source: Hugging Face or adapter folder.
-        dtype: dtype of the written weights.
         run: recipe and record of the run that trained `source`, for its chat format; None: the source's own format.
 
     Returns:
         Sentences about the chat format.
-
-    Raises:
-        StoreError: the disk is full or cannot be written.
     """
     from sparring.model.load import load
     from sparring.model.lora import Adapter

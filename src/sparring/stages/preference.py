@@ -76,7 +76,6 @@ async def run(context: Context) -> dict[str, Any]:
 def _units(
     section: PreferenceConfig, tools: Sequence[ToolSpec], renderer: Renderer, rows: Sequence[Preference], longest: int
 ) -> Iterator[Unit]:
-    """Yield pairs; with KTO single replies."""
     single = isinstance(section.loss, KtoConfig)
     for row in rows:
         unit = []
@@ -108,7 +107,6 @@ def _prompt(row: Sample) -> tuple[int, ...]:
 
 
 async def _with_reference(trainer: Trainer, units: Sequence[Unit]) -> list[Unit]:
-    """Annotate the rows with log-probabilities of the trainer's present model, as `reference`."""
     rows = [row for unit in units for row in unit]
     outputs = iter(await trainer.forward(rows, frozenset({"logprob"})))
     return [

@@ -250,7 +250,7 @@ class Life:
         parts = TrainerParts(
             name="policy",
             path=str(self._model),
-            plan=TrainPlan(losses=[], total_steps=3, overrides={}, role=name, **own),
+            plan=TrainPlan(losses=[], total_steps=3, overrides={}, name=name, **own),
             models={"policy": ModelConfig(path=str(self._model))},
             train=TrainConfig(save_every=1, keep_last=3),
             device="cpu",

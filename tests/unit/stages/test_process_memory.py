@@ -15,10 +15,8 @@ from sparring.model.config import LoraConfig
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.preflight.memory import MemoryEstimate
 from sparring.stages.preflight.process_memory import (
-    CRITIC,
     ENGINES,
     RUN,
-    TRAINER,
     Processes,
     RunMemory,
     check_shards,
@@ -34,6 +32,7 @@ from sparring.train.ranks import Alone
 SHAPES = {"policy": POLICY, **{name: sized(1) for name in OTHERS}}
 WHOLE = POLICY.weights
 GIB = 1 << 30
+TRAINER, CRITIC = "trainer rank", "critic rank"
 
 
 def laid_out(**cluster: Any) -> RunConfig:

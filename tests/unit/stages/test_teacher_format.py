@@ -8,7 +8,7 @@ import pytest
 
 from sparring.errors import BadInput
 from sparring.recipe.load import from_data
-from sparring.stages.models.teacher_format import check_unused_settings
+from sparring.stages.preflight.run import check_unused_settings
 
 
 def recipe(other: dict[str, Any], **policy: Any) -> Any:

@@ -6,9 +6,9 @@ import pytest
 from sparring.model.config import InitConfig
 from sparring.model.outline import outline
 from sparring.recipe.run_config import RunConfig
+from sparring.stages.models.policy import train_of
 from sparring.stages.preflight.memory import MemoryEstimate
 from sparring.stages.preflight.token_budget import LEAST_TOKENS, chosen, sized
-from sparring.stages.runtime.saved import train_of
 from sparring.train.config import MOST_TOKENS
 
 GIB = 1 << 30

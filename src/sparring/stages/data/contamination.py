@@ -44,8 +44,6 @@ def note_shown(files: RunFiles, factory: EnvFactory, held: Mapping[str, str]) ->
     """Record digests of the tasks that this run and the runs before it trained on, for the runs after it.
 
     Args:
-        files: files of a run that has finished training.
-        factory: environments of the run.
         held: ids of held-out tasks by their identity.
 
     Raises:
@@ -109,7 +107,6 @@ def check_unseen_files(config: RunConfig, tasks: Sequence[Task]) -> None:
 
 
 def _prompts_in_files(config: RunConfig) -> Iterator[tuple[str, list[str]]]:
-    """Yield the place of each row in the training files, with the texts that may be a task's prompt."""
     for where, prompt in _rows_in_files(config):
         users = (normalised(message.content) for message in prompt if message.role == "user")
         yield where, [prompt_content(_before_reply(prompt)), *users]
@@ -130,7 +127,6 @@ def _before_reply(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def _last_user_message(task: Task) -> str:
-    """Return the last message of the user, normalised, or an empty text."""
     return normalised(next((message.content for message in reversed(task.messages) if message.role == "user"), ""))
 
 

@@ -40,7 +40,7 @@ from sparring.stages.context import Context, RunFiles
 from sparring.stages.data.traces import transcript_of
 from sparring.stages.models.context_length import outline_of
 from sparring.stages.models.imitator import imitator_of
-from sparring.stages.models.role_models import RoleRecorder
+from sparring.stages.models.player import RoleRecorder
 from sparring.tasks.files import read_conversations
 from sparring.tasks.formats import located
 from sparring.types import POLICY, Message, Score, StopReason, Task, ToolSpec
@@ -83,10 +83,6 @@ async def demonstrations(context: Context, renderer: Renderer, longest: int) -> 
     Args:
         renderer: renderer of the policy.
         longest: maximum number of tokens of a demonstration.
-
-    Raises:
-        BadInput: there is nothing to imitate, a row does not parse or is too long, or the expert solves fewer than nine
-            tasks in ten.
     """
     imitator = None if conversation_file(context) is not None else imitator_of(context, renderer)
     solved = solved_conversations(await conversations(context, None, imitator))
@@ -180,11 +176,7 @@ def conversation_of(name: str, transcript: Transcript, **of: Any) -> Conversatio
 
 
 async def conversations(context: Context, most: int | None, imitator: Imitator | None = None) -> list[Conversation]:
-    """Return the first `most` conversations to imitate (None: all): rows of the file, else conversations of the expert.
-
-    Raises:
-        BadInput: there is nothing to imitate, a row does not parse, or a task has no expert.
-    """
+    """Return the first `most` conversations to imitate (None: all): rows of the file, else the expert's."""
     if conversation_file(context) is not None:
         return read_demonstrations(context, context.factory)[:most]
     return await play_experts(context, demonstration_tasks(context.config, context.factory)[:most], imitator)
@@ -206,12 +198,7 @@ def demonstration_tasks(config: RunConfig, factory: EnvFactory) -> list[Task]:
 
 
 async def play_experts(context: Context, tasks: Sequence[Task], imitator: Imitator | None) -> list[Conversation]:
-    """Have experts play tasks, as many at once as the run allows, and return the conversations of the policy's roles.
-
-    Raises:
-        BadInput: a task has no expert, or as `Demonstrations.play`.
-        InfraError: as `Demonstrations.play`.
-    """
+    """Have experts play tasks, as many at once as the run allows; return the conversations of the policy's roles."""
     gate = asyncio.Semaphore(min(AT_ONCE, context.config.rollout.max_concurrent_rollouts))
     stage = Demonstrations(context, imitator, lambda sentence: context.sink.event("demonstrations", sentence))
 
@@ -395,14 +382,12 @@ def _conversations_of(task: Task, played: Attempt) -> list[Conversation]:
 
 
 def _drain(failures: deque[InfraError]) -> list[InfraError]:
-    """Return all failures and clear the queue."""
     taken = list(failures)
     failures.clear()
     return taken
 
 
 def _no_requests(task: Task, harness: str, error: Unanswered) -> BadInput:
-    """Return the error for a harness that requested no reply, or whose requests were all refused."""
     reason = str(error).partition(": ")[2]
     got = f"{harness!r}, which {reason} for task {task.id}"
     got = got if reason == "requested no reply" else f"for task {task.id}: {error}"

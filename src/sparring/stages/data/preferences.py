@@ -47,11 +47,7 @@ def preference_rows(config: RunConfig) -> list[Preference]:
 
 
 def reward_rows(config: RunConfig) -> list[Preference] | list[Solution] | list[JudgedTurns]:
-    """Return the rows of `[reward_model] data`.
-
-    Raises:
-        BadInput: as `preference_rows`.
-    """
+    """Return the rows of `[reward_model] data`."""
     section = config.reward_model
     path = _required_file(section.data, "reward_model")
     if isinstance(section.loss, TurnsConfig):

@@ -42,10 +42,7 @@ def transcript_of(
     """Return the branch of a row.
 
     Args:
-        row: plain row of the file.
-        messages: parsed messages of the row.
         world_tools: tools of a row that names none.
-        where: place of the row, for messages.
         column: name of the column with the messages.
 
     Raises:
@@ -65,7 +62,6 @@ def transcript_of(
 
 
 def _imitated(entries: Any, messages: Sequence[Message], prompt: int, where: str) -> tuple[int, ...] | None:
-    """Return the places of the replies to imitate, or None for all replies."""
     replies = [at for at, message in enumerate(messages) if message.role == "assistant"]
     weights = {at: entries[at].get("weight") for at in replies} if isinstance(entries, list) else {}
     for at, weight in weights.items():
@@ -79,7 +75,6 @@ def _imitated(entries: Any, messages: Sequence[Message], prompt: int, where: str
 
 
 def _tools(value: Any, where: str) -> tuple[ToolSpec, ...]:
-    """Parse tools in the function-calling form."""
     if not isinstance(value, list):
         raise _no_tool(f"{where}, tools", value)
     return tuple(_tool(entry, f"{where}, tools[{at}]") for at, entry in enumerate(value))

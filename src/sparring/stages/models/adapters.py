@@ -52,11 +52,7 @@ def _is_untrained(folder: Path) -> bool:
 
 
 def fresh(base: Path, lora: LoraConfig, seed: int) -> dict[str, Any]:
-    """Return the state of an untrained adapter for the checkpoint folder `base`, without reading its weights.
-
-    Raises:
-        BadInput: the adapter targets a layer that the model does not have.
-    """
+    """Return the state of an untrained adapter for the checkpoint folder `base`, without reading its weights."""
     from sparring.model.lora import fresh_state
     from sparring.model.save import skeleton
     from sparring.model.targets import targeted

@@ -10,24 +10,25 @@ from sparring.annotations import Annotation
 from sparring.protocols import Annotator, Trainer
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import POLICY
-from sparring.stages.models.critic import CRITIC
-from sparring.stages.models.implicit_reward import IMPLICIT
+from sparring.stages.models.learner import Learner
 from sparring.stages.models.reference import reference_annotators
+from sparring.stages.models.uses import USES, learners
+
+
+def writable() -> set[Annotation]:
+    """Return the annotations that the rl stage can write for a credit rule."""
+    written = {use.annotation for use in USES if isinstance(use, Learner) and use.annotation is not None}
+    return written | {Annotation.REFERENCE, Annotation.PROBABILITY_SQUARES}
 
 
 def annotators(config: RunConfig, trainers: Mapping[str, Trainer], coefficient: KlCoefficient) -> list[Annotator]:
-    """Return the annotators of the rl stage in the order in which they run.
-
-    Args:
-        trainers: trainers by role: the policy's, and those of a critic or implicit reward model.
-        coefficient: coefficient of an adaptive KL penalty.
-    """
+    """Return the annotators of the rl stage in the order in which they run."""
     trainer = trainers[POLICY]
-    chain: list[Annotator] = (
-        [TrainerQuantity(trainers[CRITIC].forward, Annotation.VALUE, "value")] if CRITIC in trainers else []
-    )
-    if IMPLICIT in trainers:  # before the update, as in the paper
-        chain.append(TrainerQuantity(trainers[IMPLICIT].forward, Annotation.IMPLICIT))
+    chain: list[Annotator] = [
+        TrainerQuantity(trainers[learner.name].forward, learner.annotation, learner.quantity)
+        for learner in learners(config)
+        if learner.annotation is not None
+    ]
     algo, steps = config.algo, config.rl.passes * config.rl.minibatches
     by_algo = config.rl.preference is None
     # a batch that is trained once needs no extra forward: the one with gradients has the same values

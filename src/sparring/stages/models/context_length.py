@@ -19,9 +19,6 @@ def outline_of(folder: Path, head: str = "tokens") -> Outline:
 
     Args:
         head: head that the model must have, as in `model.load.load`.
-
-    Raises:
-        BadInput: the folder holds no such model.
     """
     from sparring.model.outline import checkpoint_outline
 

@@ -33,7 +33,6 @@ def write_format(out: Path, source: Path, config: RunConfig, store: Store) -> li
     Args:
         out: exported folder, which has the files of `source`.
         source: checkpoint folder with tokenizer and template.
-        config: recipe of the run.
         store: record of the run, whose prompts the template is compared with.
 
     Returns:
@@ -114,7 +113,6 @@ def _findings(comparison: TemplateComparison, text: str, renderer: Renderer) -> 
 
 
 def _write_template(out: Path, text: str) -> None:
-    """Write the template into both files that other tools read, and delete named templates."""
     shutil.rmtree(out / NAMED, ignore_errors=True)
     (out / TEMPLATE).write_text(text, encoding="utf-8")
     settings = read_json(out / TOKENIZER)
@@ -123,7 +121,6 @@ def _write_template(out: Path, text: str) -> None:
 
 
 def _write_generation(out: Path, config: RunConfig, renderer: Renderer) -> None:
-    """Write the ids that end a turn and the run's sampling settings as defaults of generation."""
     before, rollout = read_json(out / GENERATION), config.rollout
     kept: dict[str, Any] = {key: before[key] for key in KEPT if key in before}
     greedy = rollout.sampling.temperature == 0

@@ -17,9 +17,6 @@ def imitator_of(files: RunFiles, renderer: Renderer | None = None) -> Imitator |
 
     Args:
         renderer: renderer of the policy; None: it is loaded.
-
-    Raises:
-        BadInput: the checkpoint is missing or holds no model.
     """
     if given_checkpoint(files.config) is None and files.done("init") is None:
         return None

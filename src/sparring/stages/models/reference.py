@@ -1,4 +1,4 @@
-"""The reference model of `[algo.kl]`: its weights, and the annotators that ask for its log-probabilities."""
+"""The reference model of `[algo.kl]`, and the annotators that ask for its log-probabilities."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from sparring.generation import ScoreRequest, Scores
 from sparring.model.hub import model_folder
 from sparring.protocols import Annotator, Trainer
 from sparring.recipe.run_config import RunConfig
-from sparring.stages.context import POLICY, given_checkpoint
+from sparring.stages.context import POLICY, Context, given_checkpoint
+from sparring.stages.models.model_use import ModelUse, UsedModel
 from sparring.stages.models.objective import needs_reference
 
 AVERAGE, LAST, START = "average", "last", "start"
@@ -29,13 +30,23 @@ class TrainerTeacher:
         return await self._trainer.score(self._name, request)
 
 
-def reference_teachers(config: RunConfig) -> tuple[dict[str, str | None], dict[str, float]]:
-    """Return the reference as `teachers` and `averages` of the policy's `TrainPlan`."""
-    if not has_reference_model(config):
-        return {}, {}
-    name, moves = reference_model(config), {AVERAGE: config.algo.kl.decay, LAST: 0.0}
-    folder = None if name == POLICY or name in moves else str(reference_folder(config))
-    return {name: folder}, {name: moves[name]} if name in moves else {}
+class ReferenceUse(ModelUse):
+    """Use of a model that the policy is held to."""
+
+    name, metrics = "reference", ("kl*",)
+
+    def models(self, config: RunConfig, stage: str) -> list[UsedModel]:
+        if stage != "rl" or not has_reference_model(config):
+            return []
+        decay = {AVERAGE: config.algo.kl.decay, LAST: 0.0}.get(config.algo.kl.reference)
+        model = reference_model(config)
+        return [UsedModel(use=self.name, model=model, kind="frozen", trainer=POLICY, decay=decay)]
+
+    def check(self, context: Context) -> list[str]:
+        """Refuse a reference that cannot be computed or that always equals the policy."""
+        if "rl" in context.config.run.stages and needs_reference(context.config):
+            _check(context.config)
+        return []
 
 
 def has_reference_model(config: RunConfig) -> bool:
@@ -43,14 +54,6 @@ def has_reference_model(config: RunConfig) -> bool:
     trainer computes log-probabilities with its own model before the update, unless the algorithm compares whole
     distributions."""
     return needs_reference(config) and (config.algo.kl.reference != LAST or _compares_whole(config))
-
-
-def is_averaging(config: RunConfig, stage: str) -> bool:
-    """Return whether the trainer has a moving average of the policy in stage "rl" or "distill". Checkpoints include its
-    weights."""
-    if stage == "distill":
-        return AVERAGE in config.distill.teachers.values()
-    return has_reference_model(config) and config.algo.kl.reference in (AVERAGE, LAST)
 
 
 def reference_model(config: RunConfig) -> str:
@@ -94,11 +97,8 @@ def check_reserved_name(config: RunConfig, name: str, where: str) -> None:
         raise refusal(f"models.{name}", expected, "this one", "rename the model")
 
 
-def check_reference(config: RunConfig) -> None:
-    """Refuse a reference that cannot be computed or that always equals the policy."""
+def _check(config: RunConfig) -> None:
     kl = config.algo.kl
-    if not needs_reference(config):
-        return
     check_reserved_name(config, kl.reference, "algo.kl.reference")
     if kl.reference == LAST:
         if kl.coefficient and config.rl.passes * config.rl.minibatches == 1:

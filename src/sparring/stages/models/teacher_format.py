@@ -11,7 +11,7 @@ from sparring.recipe.run_config import RunConfig
 from sparring.render.exported import parting, tried_prompts
 from sparring.render.load import load_renderer
 from sparring.stages.context import POLICY, given_checkpoint, renderer_of
-from sparring.stages.models.reference import AVERAGE, has_reference_model, reference_model
+from sparring.stages.models.reference import AVERAGE
 
 
 def student_folder(config: RunConfig) -> Path | None:
@@ -28,9 +28,6 @@ def check_format(config: RunConfig, factory: EnvFactory, name: str) -> list[str]
     A teacher with the student's tokenizer scores the ids that the student read and sampled, so its own chat template
     and `thinking` are unused. With `distill.tokenizers` = "any" they are used.
 
-    Args:
-        name: name of the teacher in `[models]`.
-
     Returns:
         A warning if the teacher's own format writes other prompts.
     """
@@ -38,7 +35,7 @@ def check_format(config: RunConfig, factory: EnvFactory, name: str) -> list[str]
     if name in (POLICY, AVERAGE) or config.distill.tokenizers == "any" or student is None:
         return []
     spec, policy = config.models[name], config.models[POLICY]
-    _check_unused(config, name)
+    check_unused(config, name)
     render, tools = config.render, factory.make().tools
     try:
         student_format = renderer_of(config, student)
@@ -63,20 +60,7 @@ def check_format(config: RunConfig, factory: EnvFactory, name: str) -> list[str]
     return []
 
 
-def check_unused_settings(config: RunConfig) -> list[str]:
-    """Refuse unused chat format settings of models that read the policy's own tokens: reference, critic, implicit
-    reward model, reward model. Return no fact."""
-    if "rl" not in config.run.stages:
-        return []
-    beside = [section.model for section in (config.rl.critic, config.rl.implicit) if section is not None]
-    reference = [reference_model(config)] if has_reference_model(config) else []
-    for name in sorted({*beside, *reference, *filter(None, [config.rl.reward_model])} & config.models.keys()):
-        if name != POLICY:
-            _check_unused(config, name)
-    return []
-
-
-def _check_unused(config: RunConfig, name: str) -> None:
+def check_unused(config: RunConfig, name: str) -> None:
     """Refuse chat format settings that differ from the policy's, for a model that writes no prompts of its own."""
     spec, policy = config.models[name], config.models[POLICY]
     if _writes_prompts(config, name):

@@ -26,7 +26,6 @@ def check_engine(config: RunConfig, shape: Outline) -> list[str]:
 
 
 def _check_truncation(config: RunConfig, shape: Outline) -> None:
-    """Refuse truncated sampling whose kept tokens vLLM does not name."""
     from sparring.engine.adapters.vllm_wire import WHOLE_VOCABULARY, truncates
 
     sampling = config.rollout.sampling

@@ -39,7 +39,6 @@ async def check_environment(
     get no score.
 
     Args:
-        tasks: first training tasks.
         rehearsal: player of workers' rollouts; None: the run has no workers.
 
     Returns:
@@ -153,11 +152,7 @@ def first_tasks(config: RunConfig, factory: EnvFactory) -> Sequence[Task]:
 
 
 def check_repeats(config: RunConfig, factory: EnvFactory, tasks: Sequence[Task]) -> None:
-    """Refuse an environment that draws other tasks the second time: a resumed run would hold out different tasks.
-
-    Args:
-        tasks: first training tasks.
-    """
+    """Refuse an environment that draws other tasks the second time: a resumed run would hold out different tasks."""
     source = factory.tasks("train", config.run.seed)
     for first in tasks[:DRAWN_AGAIN]:
         again = source.next()
@@ -190,11 +185,7 @@ def check_shown(config: RunConfig, factory: EnvFactory) -> None:
 
 
 def _first_of_each_tag(config: RunConfig, factory: EnvFactory) -> Sequence[Task]:
-    """Return the first demonstrated task of every tag.
-
-    Raises:
-        BadInput: the environment demonstrates nothing.
-    """
+    """Return the first demonstrated task of every tag."""
     first: dict[str, Task] = {}
     for task in demonstration_tasks(config, factory):
         first.setdefault(task.tag, task)
@@ -224,7 +215,6 @@ def _wants_scores(config: RunConfig, factory: EnvFactory) -> bool:
 
 
 async def _play_empty(context: Context, task: Task) -> list[Conversation]:
-    """Play a task with empty answers, and refuse a reward for them."""
     silent = await play_silently(context, task)
     if _is_unscored(silent) and _wants_scores(context.config, context.factory):
         async with playable(task):

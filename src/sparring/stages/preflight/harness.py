@@ -34,9 +34,6 @@ async def play_silently(context: Context, task: Task) -> list[Conversation]:
 
     Returns:
         The conversation of each role that was asked.
-
-    Raises:
-        BadInput: the environment or the harness failed, or the harness made no valid request for a reply.
     """
     async with playable(task):
         scripted = Demonstrations(context, imitator_of(context), fits=False)
@@ -71,11 +68,7 @@ def players_of(
 
 
 def check_files(config: RunConfig, harness: Harness) -> list[str]:
-    """Raise this process's limit of open files for agent programs, and return how many connections each may have.
-
-    Raises:
-        BadInput: the machine allows fewer files.
-    """
+    """Raise this process's limit of open files for agent programs, and return how many connections each may have."""
     if mounts_of(harness) is None:
         return []
     places = config.rollout.max_concurrent_rollouts
@@ -110,9 +103,6 @@ async def check_images(harness: Harness, factory: EnvFactory, boxes: Boxes, task
 
     Returns:
         A sentence if a program was started, or nothing.
-
-    Raises:
-        BadInput: a program does not run in an image, or there is no such image.
     """
     starts: Callable[..., Awaitable[bool]] | None = getattr(harness, "check_image", None)
     first: dict[tuple[str, str], Task] = {}

@@ -20,7 +20,6 @@ def machine_memory(root: Path = Path("/")) -> int:
 
 
 def _limits(root: Path) -> Iterator[int]:
-    """Yield the limits of the process's control groups and of their parents."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, group = (*line.split(":", 2), "", "")[:3]
         if controllers and "memory" not in controllers.split(","):

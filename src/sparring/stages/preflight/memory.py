@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from sparring.model.hub import model_folder
 from sparring.model.outline import Outline, outline
 from sparring.recipe.run_config import RunConfig
-from sparring.recipe.sections.rl import CriticConfig, ImplicitConfig
 from sparring.stages.context import ONLINE_STAGES, POLICY
 from sparring.stages.models.context_length import engine_of
-from sparring.stages.models.reference import AVERAGE, has_reference_model, is_averaging, reference_model
+from sparring.stages.models.uses import trained_models, used_models
 from sparring.stages.preflight.rank_memory import FLOAT, Gathering, buckets, gathering, shard
-from sparring.stages.runtime.saved import train_of
 
 if TYPE_CHECKING:
+    from sparring.stages.models.model_use import UsedModel
     from sparring.train.config import TrainConfig
 
 GIB = 1 << 30
@@ -31,10 +30,6 @@ copies. Measured by `benchmarks/memory.py`."""
 LATER = 160 << 20
 """Bytes of libraries that a run imports after its check, and of its own record."""
 
-TRAINING = ("sft", "preference", "reward_model", *ONLINE_STAGES)
-SERVING = (*ONLINE_STAGES, "eval")
-PLAYING = ("init", "collect", "sft", *SERVING)
-"""Stages that play the environment; their judges answer until the stage ends."""
 SCALAR = " (scalar)"
 """Suffix for the name of a model with a scalar head."""
 
@@ -52,11 +47,19 @@ PARTS = (
 """Parts of an estimate: its fields, their name in a message, and the keys of a recipe that make the part smaller."""
 
 
+class TrainedModel(NamedTuple):
+    """Model that is trained, with the settings of its trainer and the name of a process that trains a part of it."""
+
+    model: Outline
+    train: TrainConfig
+    rank: str
+
+
 class StageModels(NamedTuple):
     """Models that a process holds in a stage. The models of a stage are closed when it ends.
 
     Attributes:
-        trainers: models that are trained, each with the settings of its trainer.
+        trainers: models that are trained.
         teachers: frozen models that the policy's trainer computes.
         frozen: other models that only compute.
         engines: names of models with an engine.
@@ -70,7 +73,7 @@ class StageModels(NamedTuple):
     """
 
     stage: str
-    trainers: tuple[tuple[Outline, TrainConfig], ...] = ()
+    trainers: tuple[TrainedModel, ...] = ()
     teachers: tuple[Outline, ...] = ()
     frozen: tuple[Outline, ...] = ()
     engines: tuple[str, ...] = ()
@@ -84,7 +87,7 @@ class StageModels(NamedTuple):
     @property
     def computed(self) -> list[Outline]:
         """Models without an engine that are computed."""
-        return [*(one for one, _ in self.trainers), *self.teachers, *self.frozen]
+        return [*(one.model for one in self.trainers), *self.teachers, *self.frozen]
 
     @property
     def awake(self) -> tuple[str, ...]:
@@ -106,24 +109,19 @@ class StageModels(NamedTuple):
     @staticmethod
     def of(config: RunConfig, shapes: Mapping[str, Outline], stage: str) -> StageModels:
         """Return all models of a stage that the run computes itself, in whichever process."""
-        section = _learner(config) if stage == "rl" else None
-        trainers = []
-        if stage in TRAINING:
-            heads = (SCALAR, "") if stage == "reward_model" else ("",)
-            trainers.append((_model(shapes, POLICY, *heads), train_of(config, stage)))
-        if section is not None:
-            heads = (SCALAR, "") if isinstance(section, CriticConfig) else ("",)
-            trainers.append((_model(shapes, section.model, *heads), config.train.replaced(section.train)))
-        teachers, frozen, others = _other_models(config, stage)
-        served = stage in SERVING and config.engine.kind != "openai"
-        is_averaged = stage in ONLINE_STAGES and is_averaging(config, stage)
+        used = used_models(config, stage)
+        frozen = [one for one in used if one.kind == "frozen"]
         models = StageModels(
             stage=stage,
-            trainers=tuple(trainers),
-            teachers=tuple(_model(shapes, name) for name in teachers),
-            frozen=tuple(_model(shapes, name) for name in frozen),
-            engines=(*([POLICY] if served else []), *others),
-            averaged=_num_trained(shapes[POLICY]) if is_averaged else 0,
+            trainers=tuple(
+                TrainedModel(_model(shapes, one.model, scalar=one.scalar), one.train, one.rank)
+                for one in used
+                if one.train is not None
+            ),
+            teachers=tuple(_model(shapes, one.model) for one in frozen if one.trainer),
+            frozen=tuple(_model(shapes, one.model, scalar=one.scalar) for one in frozen if not one.trainer),
+            engines=tuple(one.model for one in used if one.kind == "engine"),
+            averaged=_num_trained(shapes[POLICY]) if _averages(used) else 0,
         )
         idle = not models.computed and not models.engines  # init and export hold the weights that they write
         return models._replace(files=(shapes[POLICY],)) if idle else models
@@ -135,7 +133,7 @@ class MemoryEstimate(NamedTuple):
     stage: str
     parameters: int  # of the policy
     trained: int  # parameters that training changes: all of the policy, or an adapter's factors
-    learner: int  # parameters of a critic or implicit reward model
+    learner: int  # parameters of models that learn beside it
     averaged: int  # parameters with a moving average
     process: int  # memory of the process before it has a model
     weights: int  # weights of trainers, engines and frozen models
@@ -205,16 +203,9 @@ def shapes_of(config: RunConfig, start: Path | None) -> dict[str, Outline]:
     suffix `SCALAR`.
 
     A model without a checkpoint is as large as the policy, which starts from the folder `start` or as a fresh model.
-
-    Raises:
-        BadInput: a checkpoint is missing, or the library makes no model of its config.
     """
-    names = {POLICY, *(name for stage in config.run.stages for part in _other_models(config, stage) for name in part)}
-    scalar = {name for name in (config.rl.reward_model,) if name}
-    scalar |= {POLICY} if "reward_model" in config.run.stages else set()
-    if learner := _learner(config):
-        (scalar if isinstance(learner, CriticConfig) else names).add(learner.model)
-    every = {(name, name in scalar) for name in names | scalar} | {(POLICY, False)}
+    used = used_models(config, *config.run.stages)
+    every = {(one.model, one.scalar) for one in used} | {(POLICY, False)}
     return {name + SCALAR * head: _outline(config, name, start, scalar=head) for name, head in sorted(every)}
 
 
@@ -234,18 +225,18 @@ def _outline(config: RunConfig, name: str, start: Path | None, *, scalar: bool) 
 
 
 def with_later(process: int) -> int:
-    """Return the bytes of a process that has imported all that a run needs; 0: unknown.
-
-    Args:
-        process: bytes that it has now; 0: unknown.
-    """
+    """Return the bytes of a process that has imported all that a run needs; 0: unknown."""
     return process and process + LATER
 
 
-def _model(shapes: Mapping[str, Outline], name: str, *heads: str) -> Outline:
-    """Return the outline of a model, with the first of `heads` that it has; without one, the policy's."""
-    keys = [name + head for head in heads or ("", SCALAR)]
+def _model(shapes: Mapping[str, Outline], name: str, *, scalar: bool = False) -> Outline:
+    """Return the outline of a model, with the head if it is there; without an outline, the policy's."""
+    keys = (name + SCALAR, name) if scalar else (name, name + SCALAR)
     return next((shapes[key] for key in keys if key in shapes), shapes[POLICY])
+
+
+def _averages(used: Sequence[UsedModel]) -> bool:
+    return any(one.decay is not None for one in used)
 
 
 def _estimate(
@@ -253,14 +244,14 @@ def _estimate(
 ) -> MemoryEstimate:
     policy, engines = shapes[POLICY], [(name, _model(shapes, name)) for name in models.awake]
     asleep = policy.tables * (len(models.engines) - len(models.awake))
-    trainers = [one for one, _ in models.trainers]
+    trainers = [one.model for one in models.trainers]
     computed = [*models.computed, *(one for _, one in engines)]
     # gradient sums of all trainers exist at once; the micro-batches of one trainer are freed before another's begin
     sums = sum(shard(one.trained, models.ranks).gradients for one in trainers)
     gathered = [gathering(one) for one in trainers] if models.sharded else []
     sizes = [
-        _micro_batch(config, one, train, models.ranks, gathered[number] if gathered else None)
-        for number, (one, train) in enumerate(models.trainers)
+        _micro_batch(config, one.model, one.train, models.ranks, gathered[number] if gathered else None)
+        for number, one in enumerate(models.trainers)
     ]
     step = sums + max(sizes, default=0)
     brought = policy.weights + policy.packed if models.starts_empty else policy.staged()
@@ -274,14 +265,13 @@ def _estimate(
     larger = in_update + update > step
     # the average of a float32 model serves as its frozen copy and takes no memory of its own
     beside = models.averaged * FLOAT if policy.model.dtype.itemsize != FLOAT else 0
-    learner = learner_of(config, shapes)
-    averaging = [name for name in config.run.stages if name in ONLINE_STAGES and is_averaging(config, name)]
+    learners = [one for use, one in trained_models(config, *config.run.stages).items() if use != POLICY]
     estimate = MemoryEstimate(
         stage=models.stage,
         parameters=policy.parameters,
         trained=_num_trained(policy),
-        learner=0 if learner is None else learner.parameters,
-        averaged=_num_trained(policy) if averaging else 0,
+        learner=sum(_model(shapes, one.model, scalar=one.scalar).parameters for one in learners),
+        averaged=_num_trained(policy) if _averages(used_models(config, *config.run.stages)) else 0,
         process=process,
         weights=sum(one.weights for one in (*whole, *models.files))
         + sum(one.tables for one in (*computed, *models.files))
@@ -322,41 +312,6 @@ def _micro_batch(config: RunConfig, model: Outline, train: TrainConfig, ranks: i
     return size if config.run.threads == 1 else size * lanes
 
 
-def learner_of(config: RunConfig, shapes: Mapping[str, Outline]) -> Outline | None:
-    """Return the outline of the run's critic or implicit reward model."""
-    section = _learner(config)
-    if section is None:
-        return None
-    return _model(shapes, section.model, *((SCALAR, "") if isinstance(section, CriticConfig) else ("",)))
-
-
-def _learner(config: RunConfig) -> CriticConfig | ImplicitConfig | None:
-    """Return the section of the critic or implicit reward model; a credit rule needs at most one."""
-    return (config.rl.critic or config.rl.implicit) if "rl" in config.run.stages else None
-
-
-def _other_models(config: RunConfig, stage: str) -> tuple[list[str], list[str], list[str]]:
-    """Return the models of a stage other than the policy and its critic: those that its trainer computes (a reference,
-    teachers over the whole vocabulary), a reward model, and those with an engine in this process."""
-    teachers = [reference_model(config)] if stage == "rl" and has_reference_model(config) else []
-    frozen: list[str] = []
-    engines: list[str] = []
-    if stage in SERVING:
-        frozen += [config.rl.reward_model] if config.rl.reward_model is not None else []
-        engines += sorted({*config.rollout.roles.values()} - {POLICY})
-    if stage == "distill":
-        named = sorted(set(config.distill.teachers.values()) - {POLICY})  # the policy is served already
-        by_vocabulary = config.distill.over == "vocabulary"
-        teachers += [name for name in named if by_vocabulary or name == AVERAGE]
-        engines += [name for name in named if not by_vocabulary and name != AVERAGE]
-    if stage == "collect":
-        engines += sorted(set(config.collect.by_domain.values()))
-    if stage in PLAYING:
-        engines += sorted(config.judging)
-    here = [name for name in engines if name not in config.models or config.models[name].served is None]
-    return teachers, frozen, here
-
-
 def _cache(config: RunConfig, model: Outline, name: str) -> int:
     """Return the bytes of an engine's caches: pages on its device (one more for the probe of an update), pages in host
     memory, and recurrent states."""
@@ -369,7 +324,6 @@ def _cache(config: RunConfig, model: Outline, name: str) -> int:
 
 
 def _sampling(config: RunConfig, model: Outline, name: str) -> int:
-    """Return the bytes of one step of an engine over its largest number of tokens."""
     engine = engine_of(config, name)
     dtype = config.models.get(name, config.models[POLICY]).dtype
     tokens = min(engine.batch.max_tokens, engine.kv.capacity(model.token_bytes(dtype)))

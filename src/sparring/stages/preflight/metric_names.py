@@ -7,8 +7,10 @@ from fnmatch import fnmatchcase
 
 from sparring.errors import refusal
 from sparring.recipe.run_config import RunConfig
-from sparring.stages.context import ONLINE_STAGES
-from sparring.stages.runtime.saved import is_held_out, train_of
+from sparring.stages.context import ONLINE_STAGES, TRAINING_STAGES
+from sparring.stages.models.policy import train_of
+from sparring.stages.models.uses import USES
+from sparring.stages.runtime.saved import is_held_out
 
 TRAINED = (
     *("loss_*", "learning_rate", "grad_norm", "updated", "tokens_trained", "tokens_forward", "tokens_shared"),
@@ -31,11 +33,10 @@ SAMPLED = (
     *("rollout/cut_by_limit", "rollout/equal_rewards"),
     *("rollout/branches_of_other_tools", "rollout/unsampled_calls", "rollout/rewards_of_no_turn"),
     *("rollout/world_share", "rollout/*/reward", "rollout/*/success", "rollout/*/share", "rollout/*/trained_part"),
-    *("entropy", "approx_kl", "clip_fraction", "ratio", "mismatch_*", "correction_*", "version_lag_max", "kl*"),
-    *("tokens_dropped", "divergence", "distill_gap", "teacher/*", "critic/*", "implicit/*", "judge/*", "pools/*"),
-    *("time/*", "engine/*"),
+    *("entropy", "approx_kl", "clip_fraction", "ratio", "mismatch_*", "correction_*", "version_lag_max"),
+    *("tokens_dropped", "pools/*", "time/*", "engine/*"),
 )
-"""Further metrics of online stages."""
+"""Further metrics of online stages; those of other models stand with their uses."""
 
 HELD_OUT = (
     *("success", "success_low", "success_high", "success_error", "success/*", "turns", "tasks", "lost"),
@@ -44,18 +45,17 @@ HELD_OUT = (
 )
 """Figures of the evaluation during a stage, each after the prefix `<stage>/eval/`."""
 
-STAGES = ("sft", "preference", "reward_model", *ONLINE_STAGES)
-
 
 def names_of(config: RunConfig, stage: str) -> tuple[str, ...]:
     """Return the names of all metrics of a stage; a star stands for any name."""
     held_out = tuple(f"{stage}/eval/{name}" for name in HELD_OUT) if config.eval.every else ()
-    return (*held_out, *SAMPLED, *TRAINED) if stage in ONLINE_STAGES else TRAINED
+    of_uses = tuple(name for use in USES for name in use.metrics)
+    return (*held_out, *SAMPLED, *of_uses, *TRAINED) if stage in ONLINE_STAGES else TRAINED
 
 
 def check_metrics(config: RunConfig) -> list[str]:
     """Refuse `train.best_metric` and `stop.metric` of names that no stage of the run reports."""
-    stages = [stage for stage in STAGES if stage in config.run.stages]
+    stages = [stage for stage in TRAINING_STAGES if stage in config.run.stages]
     general, default = config.train.best_metric, type(config.train)().best_metric
     followed = [stage for stage in stages if "best_metric" not in getattr(config, stage).train]
     every = [name for stage in followed for name in names_of(config, stage)]

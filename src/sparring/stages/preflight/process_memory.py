@@ -32,14 +32,8 @@ from sparring.train.gathered import OTHERWISE, SHARD
 RANK, ENGINE = 400 << 20, 350 << 20
 """Bytes of a rank's and of an engine's process without a model: libraries, and what they begin with. Measured by
 `tests/loop/test_process_peaks.py`."""
-RUN, ENGINES, TRAINER, CRITIC, REWARD = (
-    "the run's process",
-    "engine process",
-    "trainer rank",
-    "critic rank",
-    "reward rank",
-)
-"""Kinds of processes; the last two train a critic or an implicit reward model."""
+RUN, ENGINES = "the run's process", "engine process"
+"""Kinds of processes; the others are the ranks of the trained models, by their names in the table of uses."""
 
 
 PARAMETERS = "parameters"
@@ -133,7 +127,6 @@ def _here(processes: tuple[Processes, ...]) -> int:
 def _processes(
     config: RunConfig, shapes: Mapping[str, Outline], models: StageModels, process: int
 ) -> Iterator[Processes]:
-    """Yield the processes of a stage, the run's first."""
     cluster, policy = config.cluster, shapes[POLICY]
     elsewhere = POLICY in models.engines and (bool(config.engine.urls) or cluster.kind != "inline")
     ranks = cluster.ranks if models.trainers else 1
@@ -146,8 +139,7 @@ def _processes(
             held = held._replace(teachers=models.teachers, averaged=models.averaged)
         published = published_bytes(policy) if publishes and number == 0 else 0
         each = MemoryEstimate.of_stage(config, shapes, held, RANK * (process > 0), published)
-        learner = REWARD if config.rl.critic is None else CRITIC
-        yield Processes(learner if number else TRAINER, ranks, each, here=cluster.kind == "local")
+        yield Processes(trainer.rank, ranks, each, here=cluster.kind == "local")
     if elsewhere and not config.engine.urls:
         held = StageModels(stage=models.stage, engines=(POLICY,), starts_empty=True, turn=models.turn)
         published = policy.weights if held.awake else 0
@@ -221,7 +213,6 @@ def smaller_layout(
 
 
 def _changed(config: RunConfig, **settings: int | str) -> str:
-    """Return those of the settings of `[cluster]` that differ from a config's, in words."""
     differing = {key: value for key, value in settings.items() if getattr(config.cluster, key) != value}
     return " and ".join(
         f'cluster.{key} = "{value}"' if isinstance(value, str) else f"cluster.{key} = {value}"
@@ -245,8 +236,8 @@ def check_shards(config: RunConfig, shapes: Mapping[str, Outline], stage: str) -
         BadInput: a trained model is of another family, has an adapter, or a moving average follows it.
     """
     models = StageModels.of(config, shapes, stage)
-    for trainer, _ in models.trainers:
-        gathering(trainer)
+    for trainer in models.trainers:
+        gathering(trainer.model)
     if models.averaged:
         raise refusal(SHARD, "a model without a moving average", f"one in stage {stage}", OTHERWISE)
 

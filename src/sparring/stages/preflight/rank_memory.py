@@ -63,11 +63,7 @@ class Gathering(NamedTuple):
 
 
 def gathering(model: Outline) -> Gathering:
-    """Return what a rank gathers of a model at a time.
-
-    Raises:
-        BadInput: its parameters cannot be held in shards.
-    """
+    """Return what a rank gathers of a model at a time."""
     parameters = {id(one): one for one in model.trained}
     stages = stages_of(model.model, {key: str(key) for key in parameters})
     of_stages = [[int(name) for name in stage] for stage in stages]

@@ -100,11 +100,7 @@ def _check_thinking(config: RunConfig, renderer: Renderer) -> list[str]:
 
 
 def _check_agent_tools(held: Sequence[Conversation], own: Sequence[ToolSpec], renderer: Renderer) -> list[str]:
-    """Check calls of the tools that agents added to their requests.
-
-    Raises:
-        BadInput: the template has no place for the tools, or a call does not survive a round trip.
-    """
+    """Check calls of the tools that agents added to their requests."""
     from sparring.render.round_trip import check_tool_calls
 
     brought: list[ToolSpec] = []
@@ -158,7 +154,6 @@ def _bound(sampling: Sampling, renderer: Renderer) -> GenerateRequest:
 
 
 def _check_constraints(held: Sequence[Conversation], renderer: Renderer) -> None:
-    """Refuse constraints of the environment that do not compile."""
     for conversation in held:
         for constraint in conversation.constraints:
             try:

@@ -22,31 +22,24 @@ from sparring.stages.context import ORDER, POLICY, Context, RunFiles, given_chec
 from sparring.stages.data.contamination import check_unseen_files
 from sparring.stages.data.demonstrations import Conversation
 from sparring.stages.data.preferences import check_compared
-from sparring.stages.models.adapters import check_lora
+from sparring.stages.models.annotators import writable
 from sparring.stages.models.context_length import outline_of
-from sparring.stages.models.critic import check_critic
-from sparring.stages.models.implicit_reward import check_implicit
 from sparring.stages.models.objective import check_imitation, check_online
-from sparring.stages.models.reference import check_reference
-from sparring.stages.models.reward_scorers import check_reward_model
-from sparring.stages.models.role_models import check_roles
-from sparring.stages.models.teacher_format import check_unused_settings
-from sparring.stages.models.teachers import check_collect, check_distill
+from sparring.stages.models.policy import check_model
+from sparring.stages.models.teacher_format import check_unused
+from sparring.stages.models.uses import USES, used_models
 from sparring.stages.preflight.engine import check_engine, check_updates
 from sparring.stages.preflight.environment import check_environment, check_repeats, check_shown, first_tasks
 from sparring.stages.preflight.harness import check_files, check_images, players_of
-from sparring.stages.preflight.judges import check_judges
 from sparring.stages.preflight.memory import shapes_of
 from sparring.stages.preflight.metric_names import check_metrics
 from sparring.stages.preflight.own_rules import check_own_rules
 from sparring.stages.preflight.parts import check_parts
-from sparring.stages.preflight.policy import check_model
 from sparring.stages.preflight.process_memory import check_memory
 from sparring.stages.preflight.rendering import check_rendering
 from sparring.stages.preflight.sizes import check_sizes
-from sparring.stages.preflight.teachers import check_teachers_answer
 from sparring.stages.preflight.workers import Rehearsal
-from sparring.stages.rl import ANNOTATIONS, correction_chosen
+from sparring.stages.rl import correction_chosen
 from sparring.stages.runtime.baselines import check_against
 from sparring.stages.runtime.evaluation import held_out
 from sparring.stages.runtime.periodic_evaluation import check_beside
@@ -65,7 +58,8 @@ async def check(context: Context, rehearsal: Rehearsal | None = None) -> list[st
     shapes = shapes_of(config, start)
     shape = shapes[POLICY]
     facts = _check_recipe(context, shapes)
-    facts += await check_judges(config, context.judges) + await check_teachers_answer(context)
+    for use in USES:
+        facts += await use.ask(context)
     facts += _check_held_out(context, factory) + check_beside(config, factory)
     tasks = first_tasks(config, factory)
     check_repeats(config, factory, tasks)
@@ -92,13 +86,10 @@ def _check_recipe(context: Context, shapes: Mapping[str, Outline]) -> list[str]:
     Raises:
         BadInput: something is wrong; the message has all that is, a line each.
     """
-    config, factory, shape = context.config, context.factory, shapes[POLICY]
+    config, shape = context.config, shapes[POLICY]
     checks: tuple[Callable[[], list[str]], ...] = (
         *(partial(each, config) for each in (_check_stages, check_metrics, check_unused_settings, _check_sampling)),
-        *(partial(each, config) for each in (check_lora, check_implicit, check_collect)),
-        partial(check_critic, context),
-        partial(check_reward_model, context, factory, given_checkpoint(config)),
-        *(partial(each, config, factory) for each in (check_distill, check_roles)),
+        *(partial(use.check, context) for use in USES),
         *(partial(each, config, shape) for each in (check_sizes, check_engine, _check_algo)),
         partial(check_memory, context, shapes),
         context.cluster.check,
@@ -116,11 +107,9 @@ def _check_recipe(context: Context, shapes: Mapping[str, Outline]) -> list[str]:
 
 def _check_algo(config: RunConfig, shape: Outline) -> list[str]:
     facts, stages = list[str](), {"rl", "distill"} & set(config.run.stages)
-    if "rl" in stages:
-        if config.rl.preference is None:
-            config.algo.check(config.rollout.group_size, ANNOTATIONS)
-            facts += check_own_rules(config.algo, config.rollout.group_size)
-        check_reference(config)
+    if "rl" in stages and config.rl.preference is None:
+        config.algo.check(config.rollout.group_size, writable())
+        facts += check_own_rules(config.algo, config.rollout.group_size)
     for stage in stages:
         # distillation compares no rollouts, so a group may have a single one
         alone = msgspec.structs.replace(config.rollout, group_size=max(2, config.rollout.group_size))
@@ -136,7 +125,6 @@ def _check_algo(config: RunConfig, shape: Outline) -> list[str]:
 async def _play_tasks(
     context: Context, tasks: Sequence[Task], rehearsal: Rehearsal | None
 ) -> tuple[list[str], list[Conversation], list[Conversation]]:
-    """Play tasks of each environment; return facts, the played conversations and those to imitate."""
     facts, held, shown = await check_environment(context, tasks, rehearsal)
     rendered = given_checkpoint(context.config) is not None
     facts += players_of(context.config, held, rehearsal, rendered=rendered) + check_parts(context.config, held)
@@ -167,6 +155,15 @@ def _check_stages(config: RunConfig) -> list[str]:
     return [f"stages: {' -> '.join(stages)}"]
 
 
+def check_unused_settings(config: RunConfig) -> list[str]:
+    """Refuse unused chat format settings of models that read the policy's own tokens in the rl stage."""
+    used = used_models(config, "rl") if "rl" in config.run.stages else []
+    reading = {one.model for one in used if one.kind != "engine"}
+    for name in sorted(reading & config.models.keys() - {POLICY}):
+        check_unused(config, name)
+    return []
+
+
 def _check_sampling(config: RunConfig) -> list[str]:
     if not {"rl", "distill"} & set(config.run.stages):
         return []
@@ -179,7 +176,6 @@ def _check_sampling(config: RunConfig) -> list[str]:
 
 
 def _check_held_out(files: RunFiles, factory: EnvFactory) -> list[str]:
-    """Refuse an evaluation of more held-out tasks than there are, and training files that contain one."""
     config = files.config
     if "eval" not in config.run.stages:
         if config.eval.against:

@@ -39,13 +39,7 @@ def sized(config: RunConfig) -> tuple[RunConfig, str]:
 def chosen(config: RunConfig, shapes: Mapping[str, Outline], memory: int, process: int = 0) -> tuple[RunConfig, str]:
     """Return the recipe with the largest of 8192, 4096, ..., 256 tokens with which the run takes at most `SHARE` of the
     memory, or with 256 if none does; and a sentence with the reason. The run is counted as one process, whatever its
-    layout, because its bits depend on the number (law 3).
-
-    Args:
-        shapes: outlines of the models, from `shapes_of`.
-        memory: bytes of the machine.
-        process: bytes that the process has now.
-    """
+    layout, because its bits depend on the number (law 3)."""
     tokens, most = MOST_TOKENS, SHARE * memory
     while (total := MemoryEstimate.of(_with(config, tokens), shapes, process).total) > most and tokens > LEAST_TOKENS:
         tokens //= 2

@@ -40,15 +40,7 @@ class Rehearsal:
         return f"the worker {shlex.join(self.command)}" if self.command else "a worker of this check"
 
     def play(self, url: str, key: str) -> None:
-        """Play all rollouts that can be claimed until the run is over. Blocks.
-
-        Args:
-            url: URL of the run's server.
-            key: key of the workers.
-
-        Raises:
-            OSError, RewardRefused: the server is gone.
-        """
+        """Play all rollouts that can be claimed until the run is over. Blocks."""
         for rollout in claim(url, key, worker=NAME, patience_s=0.0):
             if self.is_idle:
                 rollout.finish("done")
@@ -56,7 +48,6 @@ class Rehearsal:
                 self._play(rollout)
 
     def _play(self, rollout: ClaimedRollout) -> None:
-        """Request replies until one calls no tool, or a request is refused."""
         messages, world = list(rollout.messages), {tool["function"]["name"] for tool in rollout.tools}
         tools = {"tools": rollout.tools} if rollout.tools else {}
         while True:
@@ -77,7 +68,6 @@ class Rehearsal:
 
 
 def _answer_call(rollout: ClaimedRollout, call: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a call of a reply in the environment; return the message with its result."""
     function = call["function"]
     try:
         wanted = {"name": function["name"], "arguments": json.loads(function["arguments"])}

@@ -45,11 +45,7 @@ def check_against(files: RunFiles, tasks: Sequence[Task]) -> list[str]:
 
 
 def remember_others(files: RunFiles) -> None:
-    """Store the results of `[eval] against` when the run begins, so that later changes in the other runs do not matter.
-
-    Raises:
-        BadInput: a result is missing.
-    """
+    """Store the results of `[eval] against` when the run begins: the other runs may change later."""
     for name, path in files.config.eval.against.items():
         if files.store.get(_key(name)) is None:
             files.store.put(_key(name), msgspec.to_builtins(_read(f"eval.against.{name}", path)))

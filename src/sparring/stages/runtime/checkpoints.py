@@ -60,7 +60,7 @@ class Checkpoints:
         stage: name of the stage.
         folder: `<run>/<stage>`.
         keeping: rule for saving and keeping.
-        beside: other trainers of the stage by role, each saved in a subfolder of the checkpoint.
+        beside: other trainers of the stage by use, each saved in a subfolder of the checkpoint.
         say: called with a sentence for the user.
     """
 
@@ -99,8 +99,8 @@ class Checkpoints:
             try:
                 self._verify(ref)
                 await self._trainer.restore(ref)
-                for role, other in self._beside.items():
-                    await other.restore(_of_role(role, ref))
+                for use, other in self._beside.items():
+                    await other.restore(_of_use(use, ref))
                 return ref.step, state
             except StoreError as error:
                 if not (self._keeping.passes_over and self._keeping.saves):
@@ -114,23 +114,17 @@ class Checkpoints:
 
     def _verify(self, ref: CheckpointRef) -> None:
         """Read a checkpoint completely before any trainer is restored from it, if a damaged checkpoint may be skipped,
-        because a partial restore could not be undone.
-
-        Raises:
-            StoreError: the checkpoint is damaged.
-        """
+        because a partial restore could not be undone."""
         from sparring.train.checkpoint import read
 
-        for role in self._beside if self._keeping.passes_over else ():
-            read(Path(_of_role(role, ref).path))
+        for use in self._beside if self._keeping.passes_over else ():
+            read(Path(_of_use(use, ref).path))
 
     async def after(self, step: StepResult, metrics: Mapping[str, float], state: Mapping[str, Any]) -> None:
         """Save a finished step if it is due: every `save_every` steps, the last step, and steps whose evaluation may be
         the best.
 
         Args:
-            step: finished step.
-            metrics: metrics of the step, which may decide the best checkpoint.
             state: state for a resume in addition to the weights, such as the position of the task source.
         """
         self._unsaved = (step, metrics, state)
@@ -147,8 +141,8 @@ class Checkpoints:
         step, metrics, state = self._unsaved
         path = self._folder / f"step-{step.version:06d}"
         ref = await self._trainer.save(str(path), stage=self._stage, metrics=metrics)
-        for role, other in self._beside.items():  # after the folder exists: the policy's trainer replaces it
-            await other.save(_of_role(role, ref).path, stage=self._stage, metrics={})
+        for use, other in self._beside.items():  # after the folder exists: the policy's trainer replaces it
+            await other.save(_of_use(use, ref).path, stage=self._stage, metrics={})
         self._store.checkpoint(ref, state)
         self._unsaved = None
         if self._refs is None:  # include those from before a resume; read once
@@ -204,15 +198,13 @@ class Checkpoints:
         return best
 
     def _is_evaluated(self, step: int) -> bool:
-        """Return whether an evaluation of the step may decide the best checkpoint."""
         every, metric = self._keeping.eval_every, self._keeping.train.best_metric
         return bool(every) and step % every == 0 and is_held_out(self._stage, metric)
 
     def _awaiting_evaluation(self, refs: list[CheckpointRef]) -> set[int]:
-        """Return the steps whose evaluation has no result yet."""
         latest = max(evaluated_steps(self._store, self._stage), default=0)
         return {ref.step for ref in refs if ref.step > latest and self._is_evaluated(ref.step)}
 
 
-def _of_role(role: str, ref: CheckpointRef) -> CheckpointRef:
-    return replace(ref, model=role, path=str(Path(ref.path) / role))
+def _of_use(use: str, ref: CheckpointRef) -> CheckpointRef:
+    return replace(ref, model=use, path=str(Path(ref.path) / use))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from sparring.stages.context import RunFiles
-from sparring.stages.runtime.saved import BEST, LAST, train_of, weights_of
+from sparring.stages.models.policy import train_of
+from sparring.stages.runtime.saved import BEST, LAST, weights_of
 from sparring.train.config import TrainConfig
 
 
@@ -16,10 +17,6 @@ def chosen_weights(files: RunFiles, stage: str, weights: str) -> tuple[Path, str
     Args:
         stage: stage whose output is the policy.
         weights: `best`; `last`; or `auto`, which is `best` if the recipe sets `best_metric` for the stage.
-
-    Raises:
-        BadInput: the best checkpoint is missing.
-        StoreError: the checkpoint is damaged, or the disk is full.
     """
     best = (files.done(stage) or {}).get("best")
     if best is None:

@@ -17,8 +17,8 @@ from sparring.rollout.evaluate import EvalPlan, Finding, ScoredRunner, evaluate,
 from sparring.rollout.metrics import Warnings
 from sparring.stages.context import POLICY, Context
 from sparring.stages.models.context_length import policy_context
-from sparring.stages.models.reward_scorers import scorers
-from sparring.stages.models.role_models import open_role_engines
+from sparring.stages.models.player import open_role_engines
+from sparring.stages.models.reward_model import scorers
 from sparring.stages.runtime.rollouts import rollout_runner
 from sparring.types import Task
 
@@ -42,12 +42,7 @@ def held_out(config: RunConfig, factory: EnvFactory, count: int, key: str = "eva
 
 
 async def evaluate_folder(context: Context, folder: str, plan: EvalPlan, model: str = POLICY) -> Evaluation:
-    """Evaluate a checkpoint folder of `model`. Recorded rollouts are not played again.
-
-    Raises:
-        EvaluationFailed: infrastructure or judge broke more than `[eval] max_lost` of the rollouts.
-        BadInput: the record has other tasks.
-    """
+    """Evaluate a checkpoint folder of `model`. Recorded rollouts are not played again."""
     models = {**context.config.models, POLICY: context.config.models[model]}
     played = replace(context, config=msgspec.structs.replace(context.config, models=models))
     plan = replace(plan, max_context=policy_context(played.config, Path(folder)))
@@ -85,7 +80,6 @@ def check_lost(result: Evaluation, most: float, name: str) -> None:
 async def _sample_missing(
     context: Context, engine: Engine, folder: Path, plan: EvalPlan, others: Mapping[str, Engine]
 ) -> dict[int, Finding]:
-    """Play the rollouts that the record lacks, and log each under the name of the plan's stage."""
     name = plan.stage.replace("/", " ")
     successes = ended = 0
 

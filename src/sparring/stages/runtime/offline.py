@@ -11,11 +11,11 @@ import xxhash
 from sparring.loop import run_loop
 from sparring.protocols import Trainer
 from sparring.stages.context import POLICY, Context
+from sparring.stages.models.policy import train_of
 from sparring.stages.models.written import write_model
 from sparring.stages.runtime.checkpoints import Checkpoints, Keeping
 from sparring.stages.runtime.garbage import fewer_collections
 from sparring.stages.runtime.reports import StepReports
-from sparring.stages.runtime.saved import train_of
 from sparring.types import Batch, StepResult
 
 T = TypeVar("T")
@@ -49,7 +49,6 @@ async def supervise(
 
     Args:
         stage: name of the stage and of its section.
-        trainer: trainer that holds the stage's input.
         source: checkpoint or adapter folder of that input.
         units: rows or groups of rows; an epoch has each once.
         batch_of: function of units and step that returns a batch.
@@ -58,9 +57,6 @@ async def supervise(
     Returns:
         `model` (the folder), `tokens_trained`, the last value of each metric in `shown`, and `best`, if there is
         one.
-
-    Raises:
-        NotFinite: gradients are not finite in several steps in a row, or weights are not.
     """
     section: Section = getattr(context.config, stage)
     context.sink.start(stage, section.steps)
@@ -97,7 +93,6 @@ async def supervise(
 
 
 async def _numbered(steps: range, parts: Iterator[T]) -> AsyncIterator[tuple[int, T]]:
-    """Yield each step with its part."""
     for numbered in zip(steps, parts, strict=True):
         yield numbered
 

@@ -34,15 +34,15 @@ from sparring.rollout.scorers.reward_scale import RewardScale
 from sparring.rollout.window import Window
 from sparring.stages.context import POLICY, Context
 from sparring.stages.models.adapters import trained_folder
-from sparring.stages.models.reward_scorers import scorers
-from sparring.stages.models.role_models import open_role_engines
+from sparring.stages.models.player import open_role_engines
+from sparring.stages.models.policy import train_of
+from sparring.stages.models.reward_model import scorers
 from sparring.stages.models.written import write_model
 from sparring.stages.runtime.checkpoints import Checkpoints, Keeping
 from sparring.stages.runtime.garbage import fewer_collections
 from sparring.stages.runtime.periodic_evaluation import periodic_evaluator
 from sparring.stages.runtime.reports import StepReports
 from sparring.stages.runtime.rollouts import rollout_runner
-from sparring.stages.runtime.saved import train_of
 from sparring.stages.runtime.shown_samples import sample_rows
 from sparring.stages.runtime.stopping import Stopping
 from sparring.stages.runtime.timing import ENGINE_SPANS, EVAL_SPANS, TRAINER_SPANS, EngineCounters, StepClock
@@ -121,7 +121,7 @@ class OnlineTraining:
     Attributes:
         source: checkpoint folder that the stage starts from.
         engine: engine of the policy, whose requests are timed.
-        trainers: trainers by role, the policy's first; `add` adds others before `train`.
+        trainers: trainers by use, the policy's first; `add` adds others before `train`.
         watch: finds the group and the rollout of a row.
     """
 
@@ -138,9 +138,9 @@ class OnlineTraining:
         self._last_step = section.steps if context.replay is None else context.replay.last_step
         context.sink.start(stage, section.steps)
 
-    def add(self, role: str, trainer: Trainer) -> None:
-        """Add the trainer of another model, which trains on the batches of its role."""
-        self.trainers[role] = timed(trainer, self._spans, TRAINER_SPANS)
+    def add(self, use: str, trainer: Trainer) -> None:
+        """Add the trainer of another model, which trains on the batches of its use."""
+        self.trainers[use] = timed(trainer, self._spans, TRAINER_SPANS)
 
     async def train(self, objective: OnlineObjective) -> dict[str, Any]:
         """Train the remaining updates, then write a Hugging Face folder, or an adapter's.
@@ -173,7 +173,6 @@ class OnlineTraining:
         return {**asdict(progress.totals), **model, **progress.stopping.result(), **progress.checkpoints.finish()}
 
     def _generate(self) -> RolloutRunner:
-        """Return the runner of training's rollouts."""
         engine, config = self.engine, self._context.config.rollout
         runner = rollout_runner(self._context, engine, self.source, self._others, rebuilds=True)
         runner.places = Places(config.max_concurrent_rollouts, lambda: engine.metrics)
@@ -344,6 +343,6 @@ class OnlineTraining:
             stage=self._stage,
             folder=context.folder / self._stage,
             keeping=Keeping.of(context.config, train, self._section.steps, saves=context.replay is None),
-            beside={role: trainer for role, trainer in self.trainers.items() if role != POLICY},
+            beside={use: trainer for use, trainer in self.trainers.items() if use != POLICY},
             say=self._say,
         )

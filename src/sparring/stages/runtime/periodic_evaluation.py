@@ -36,10 +36,7 @@ async def periodic_evaluator(
     Results are recorded as `<stage>/eval`, under the step whose weights were served when the evaluation began.
 
     Args:
-        runner: runner of rollouts on training's engine.
-        judges: scorers of groups.
         share: share of the rollouts in flight.
-        stage: name of the stage.
         done: steps of the last checkpoint.
         trained: last step that is trained again unchanged; results of later steps are discarded.
     """

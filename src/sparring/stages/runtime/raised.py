@@ -16,7 +16,6 @@ def first_steps(store: Store, stage: str, steps: int) -> int:
     """Return the number of steps that the recipe had when the stage first started.
 
     Args:
-        stage: name of the stage.
         steps: steps in its recipe now.
     """
     raises = store.get(raises_key(stage))

@@ -13,7 +13,7 @@ from sparring.rollout.journal import Journals
 from sparring.rollout.runner import RolloutRunner
 from sparring.stages.context import POLICY, Context, renderer_of
 from sparring.stages.models.context_length import policy_context
-from sparring.stages.models.role_models import with_roles
+from sparring.stages.models.player import with_roles
 
 
 def rollout_runner(
@@ -28,7 +28,6 @@ def rollout_runner(
     """Return a runner of the run's rollouts.
 
     Args:
-        engine: engine of the policy.
         model: checkpoint folder that `engine` serves.
         others: engines of other roles' models, from `open_role_engines`.
         greedy: whether the policy takes its likeliest token; such turns are not stored, because they are not trained.

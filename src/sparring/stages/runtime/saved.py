@@ -12,10 +12,10 @@ from typing import Any
 from sparring.errors import refusal
 from sparring.model.peft import is_adapter
 from sparring.protocols import Store
-from sparring.recipe.run_config import RunConfig
 from sparring.render.tokenizer import read_json
 from sparring.stages.context import POLICY, RunFiles
 from sparring.stages.models.adapters import START
+from sparring.stages.models.policy import train_of
 from sparring.stages.models.written import write_weights
 from sparring.train.best import best_of
 from sparring.train.config import TrainConfig
@@ -25,11 +25,6 @@ BEST, LAST = "best", "last"
 CHECKPOINTS, WEIGHTS = "checkpoints", "weights"
 """Folders of a stage: checkpoints for a resume, and weights that were written from them on request."""
 MANIFEST = "trainer.json"
-
-
-def train_of(config: RunConfig, stage: str) -> TrainConfig:
-    """Return `[train]` with the stage's own keys."""
-    return config.train.replaced(getattr(config, stage).train)
 
 
 def is_held_out(stage: str, metric: str) -> bool:
@@ -68,11 +63,7 @@ def best_saved(refs: Sequence[CheckpointRef], train: TrainConfig) -> dict[str, A
 
 
 def start_of(files: RunFiles, stage: str) -> Path:
-    """Return the folder that a stage trains from: its input, or the adapter that training started from.
-
-    Raises:
-        BadInput: the folder is missing.
-    """
+    """Return the folder that a stage trains from: its input, or the adapter that training started from."""
     source = files.input(stage)
     adapted = files.config.models[POLICY].lora is not None and not is_adapter(source)
     return files.folder / START if adapted else source

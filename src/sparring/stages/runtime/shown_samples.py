@@ -13,11 +13,7 @@ MOST_CHARACTERS = 4000
 
 
 def sample_rows(config: ObserveConfig, store: Store, stage: str, groups_per_step: int, step: int) -> list[SampleRow]:
-    """Return the first rollouts of a step if the recipe asks for a table of this step.
-
-    Raises:
-        StoreError: the store cannot be read.
-    """
+    """Return the first rollouts of a step if the recipe asks for a table of this step."""
     if not config.samples or (step - 1) % config.samples_every or not config.sinks:
         return []
     rows: list[SampleRow] = []

@@ -67,7 +67,6 @@ def _of_stages(files: RunFiles, key: str) -> dict[str, Any]:
 
 
 def _raises(store: Store, stage: str) -> list[dict[str, int]]:
-    """Return the numbers of steps before and after each raise of a stage's steps."""
     raises = store.get(raises_key(stage)) or ()
     return [{key: each[key] for key in ("before", "steps")} for each in raises]
 

@@ -91,9 +91,6 @@ class StepClock:
         Those are `time/step_s`, `time/<activity>` as shares of the step, and `time/tokens_per_s`. Shares in which the
         engine was `busy` or idle for a cause are `time/engine/<cause>` and add up to 1; `time/trainer/<cause>`
         likewise.
-
-        Args:
-            tokens: sampled tokens of the step.
         """
         now = time.monotonic()
         step_s, self._last = now - self._last, now

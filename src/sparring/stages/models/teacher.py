@@ -1,7 +1,8 @@
-"""Teachers of a run: their folders, the annotator that asks them, and the checks that they can teach."""
+"""Teachers of a run: models that the policy imitates, and models whose distribution it learns."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from sparring.algo.annotate.across import AcrossTokenizers, TeacherTokenizer
@@ -9,20 +10,73 @@ from sparring.algo.annotate.feedback import sibling_feedback
 from sparring.algo.annotate.provenance import SampleProvenance
 from sparring.algo.annotate.teacher import ScoreClient, ScoringEngine, TeacherRows
 from sparring.errors import refusal
+from sparring.generation import ScoreRequest
 from sparring.model.config import ModelConfig
 from sparring.model.hub import base_folder, model_folder
 from sparring.protocols import Annotator, Cluster, Engine, EnvFactory, Trainer
 from sparring.recipe.run_config import RunConfig
 from sparring.render.demonstrate import reply_tokens
 from sparring.render.tokenizer import load_tokenizer
-from sparring.stages.context import POLICY, renderer_of
+from sparring.stages.context import POLICY, Context, renderer_of
 from sparring.stages.models.context_length import engine_of, max_context, outline_of
+from sparring.stages.models.model_use import ModelUse, UsedModel, check_answers
 from sparring.stages.models.reference import AVERAGE, TrainerTeacher, check_reserved_name
 from sparring.stages.models.teacher_format import check_format, student_folder
 from sparring.types import Message
 
 OWN = (POLICY, AVERAGE)
 """Teachers that are the policy itself: the served one, and its moving average."""
+
+
+class TeacherUse(ModelUse):
+    """Use of a model that the policy imitates (collect) or is drawn to (distill)."""
+
+    name, metrics = "teacher", ("divergence", "distill_gap", "teacher/*")
+
+    def models(self, config: RunConfig, stage: str) -> list[UsedModel]:
+        if stage == "collect":
+            return self.engines(config, set(config.collect.by_domain.values()))
+        if stage != "distill":
+            return []
+        named = set(config.distill.teachers.values()) - {POLICY}  # the policy is served already
+        frozen = named if config.distill.over == "vocabulary" else named & {AVERAGE}
+        decay = {AVERAGE: config.distill.decay}
+        computed = [
+            UsedModel(use=self.name, model=name, kind="frozen", trainer=POLICY, decay=decay.get(name))
+            for name in sorted(frozen)
+        ]
+        return [*computed, *self.engines(config, named - frozen)]
+
+    def check(self, context: Context) -> list[str]:
+        """Refuse teachers that cannot be imitated, and teachers that cannot score what the student samples."""
+        return [*_check_collect(context.config), *_check_distill(context.config, context.factory)]
+
+    async def ask(self, context: Context) -> list[str]:
+        """Refuse a remote teacher of an unfinished stage that does not answer."""
+        config, facts = context.config, []
+        by_stage = (
+            ("collect", config.collect.by_domain, context.judges.check),
+            ("distill", config.distill.teachers, partial(_score_a_token, config, context.cluster)),
+        )
+        for stage, routes, ask in by_stage:
+            if stage not in config.run.stages or context.done(stage) is not None:
+                continue
+            for name in sorted(set(routes.values()) & config.models.keys()):
+                if config.models[name].served is not None:
+                    await check_answers(config, name, "a teacher", ask)
+                    facts.append(f"{stage}: {name} answers")
+        return facts
+
+
+async def _score_a_token(config: RunConfig, cluster: Cluster, name: str) -> None:
+    engine = cluster.engine(name, path=str(teacher_folder(config, name)))
+    stage = config.distill
+    try:
+        await engine.score(
+            ScoreRequest(id="check", tokens=(0, 1), first=1, top_k=stage.top_k if stage.over == "top_k" else 0)
+        )
+    finally:
+        await engine.close()
 
 
 def teacher_annotator(
@@ -32,8 +86,6 @@ def teacher_annotator(
 
     Args:
         watch: finds the group and the rollout of a row.
-        engine: engine of the policy.
-        trainer: trainer of the policy and of its moving average.
         source: checkpoint folder that the policy starts from.
     """
     stage = config.distill
@@ -83,17 +135,11 @@ def max_context_of(config: RunConfig, name: str, folder: Path | None = None) -> 
 
 
 def teacher_folder(config: RunConfig, name: str) -> Path:
-    """Return the checkpoint or adapter folder of model `name`.
-
-    Raises:
-        BadInput: the folder does not exist.
-    """
+    """Return the checkpoint or adapter folder of model `name`."""
     return model_folder(config.models[name])
 
 
-def check_collect(config: RunConfig) -> list[str]:
-    """Refuse a teacher of the collect stage that the recipe does not have or that has no checkpoint, and a missing API
-    key."""
+def _check_collect(config: RunConfig) -> list[str]:
     if "collect" not in config.run.stages:
         return []
     section = config.collect
@@ -115,9 +161,7 @@ def _check_collect_model(config: RunConfig, key: str, name: str) -> str:
     return f"collect: from {teacher_folder(config, name)}"
 
 
-def check_distill(config: RunConfig, factory: EnvFactory) -> list[str]:
-    """Refuse a missing teacher, a teacher that does not read the student's tokens, and a teacher that scores another
-    distribution than the student samples from."""
+def _check_distill(config: RunConfig, factory: EnvFactory) -> list[str]:
     stage = config.distill
     if "distill" not in config.run.stages:
         if config.eval.teachers:
@@ -196,7 +240,6 @@ def _check_teacher(config: RunConfig, where: str, name: str) -> None:
 
 
 def _check_untruncated(config: RunConfig) -> None:
-    """Refuse truncated sampling of the student: a teacher scores the whole distribution."""
     sampling, defaults = config.rollout.sampling, type(config.rollout.sampling)()
     for key in ("top_p", "top_k", "min_p", "logit_bias", "min_turn_tokens", "constraint"):
         if getattr(sampling, key) != getattr(defaults, key):

@@ -1,27 +1,55 @@
-"""Check of the policy: its weights are complete, its tokenizer fits, and the engine can serve it."""
+"""The policy: the model that the stages train and serve."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from sparring.errors import refusal
 from sparring.model.hub import base_folder
-from sparring.model.outline import Outline
+from sparring.recipe.run_config import RunConfig
 from sparring.scratch import scratch
-from sparring.stages.context import POLICY, RunFiles, given_checkpoint
+from sparring.stages.context import POLICY, SERVING_STAGES, TRAINING_STAGES, Context, RunFiles, given_checkpoint
+from sparring.stages.models.adapters import check_lora
+from sparring.stages.models.model_use import ModelUse, UsedModel
+from sparring.train.config import TrainConfig
+
+if TYPE_CHECKING:
+    from sparring.model.outline import Outline
 
 LAYERS = 2
 """Number of layers of the fresh model that is made for the check; all layers of a fresh model are alike."""
 
 
-def check_model(files: RunFiles, shape: Outline) -> list[str]:
-    """Load the policy as every stage will, or make one of the configured shape.
+class PolicyUse(ModelUse):
+    """Use of the model that samples, and that every training stage trains."""
 
-    Raises:
-        BadInput: a stage could not load the model.
-    """
+    name = POLICY
+
+    def models(self, config: RunConfig, stage: str) -> list[UsedModel]:
+        used = []
+        if stage in TRAINING_STAGES:
+            train, scalar = train_of(config, stage), stage == "reward_model"
+            one = UsedModel(use=POLICY, model=POLICY, kind="trained", scalar=scalar, train=train, rank="trainer rank")
+            used.append(one)
+        if stage in SERVING_STAGES and config.engine.kind != "openai":
+            used.append(UsedModel(use=POLICY, model=POLICY, kind="engine"))
+        return used
+
+    def check(self, context: Context) -> list[str]:
+        """Refuse adapters that cannot be served or continued."""
+        return check_lora(context.config)
+
+
+def train_of(config: RunConfig, stage: str) -> TrainConfig:
+    """Return `[train]` with the stage's own keys."""
+    return config.train.replaced(getattr(config, stage).train)
+
+
+def check_model(files: RunFiles, shape: Outline) -> list[str]:
+    """Load the policy as every stage will, or make one of the configured shape."""
     from sparring.model.create import create
     from sparring.model.lora import Adapter, fresh_state
     from sparring.model.servable import check_servable

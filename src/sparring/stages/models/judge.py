@@ -1,50 +1,41 @@
-"""Check of a rubric: its judges are in `[models]` and answer, and an evaluation has a reward without a group."""
+"""Judges of rubrics: their models answer, and an evaluation has a reward without a group."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from sparring.envs.rubrics.config import RELATIVE, AskedPart, of_domain
-from sparring.envs.rubrics.judges import Judges
-from sparring.errors import BadInput, InfraError, refusal
+from sparring.errors import refusal
 from sparring.model.hub import model_folder
-from sparring.observe.waiting import waiting
 from sparring.recipe.run_config import RunConfig
-from sparring.stages.context import POLICY
+from sparring.stages.context import PLAYING_STAGES, POLICY, Context
+from sparring.stages.models.model_use import ModelUse, UsedModel, check_answers
 
 
-async def check_judges(config: RunConfig, judges: Judges) -> list[str]:
-    """Refuse a judge that is missing, cannot do its part, or does not answer; and a rubric that cannot score an
-    evaluation."""
-    evaluates = ("eval" in config.run.stages or config.eval.every) and config.rl.reward_model is None
-    for key, env in config.environments.items():
-        for name, part in env.rubric.items():
-            if isinstance(part, AskedPart):
-                _check_model(config, f"{key}.rubric.{name}", part)
-        if evaluates:
-            _check_absolute_part(f"{key}.rubric", env.rubric)
-    models = sorted(config.judging)
-    for model in models:
-        await check_answers(config, model, "a judge", judges.check)
-    return [f"judges: {model} answers" for model in models]
+class JudgeUse(ModelUse):
+    """Use of a model that a rubric asks."""
 
+    name, metrics = "judge", ("judge/*",)
 
-async def check_answers(config: RunConfig, model: str, role: str, ask: Callable[[str], Awaitable[None]]) -> None:
-    """Refuse a model of the recipe that does not answer.
+    def models(self, config: RunConfig, stage: str) -> list[UsedModel]:
+        return self.engines(config, config.judging if stage in PLAYING_STAGES else ())
 
-    Args:
-        role: role of the model in messages.
-        ask: function that sends a request to the model.
-    """
-    try:
-        with waiting(f"models.{model}, {role}, to answer"):
-            await ask(model)
-    except (InfraError, BadInput) as error:
-        if isinstance(error, BadInput) and config.models[model].served is None:
-            raise
-        do = f"start its server, or correct models.{model}.served"
-        raise refusal(f"models.{model}", f"{role} that answers", str(error), do) from error
+    async def ask(self, context: Context) -> list[str]:
+        """Refuse a judge that is missing, cannot do its part, or does not answer; and a rubric that cannot score an
+        evaluation."""
+        config = context.config
+        evaluates = ("eval" in config.run.stages or config.eval.every) and config.rl.reward_model is None
+        for key, env in config.environments.items():
+            for name, part in env.rubric.items():
+                if isinstance(part, AskedPart):
+                    _check_model(config, f"{key}.rubric.{name}", part)
+            if evaluates:
+                _check_absolute_part(f"{key}.rubric", env.rubric)
+        models = sorted(config.judging)
+        for model in models:
+            await check_answers(config, model, "a judge", context.judges.check)
+        return [f"judges: {model} answers" for model in models]
 
 
 def _check_absolute_part(where: str, rubric: Mapping[str, Any]) -> None:

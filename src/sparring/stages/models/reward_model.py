@@ -1,4 +1,4 @@
-"""Scorers of a run's groups: the environment's own, and one on a reward model."""
+"""The reward model that scores rollouts: `[rl] reward_model`; and all scorers of a run's groups."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from sparring.envs.roles import roles_of
 from sparring.errors import BadInput, refusal, refusal_in
 from sparring.model.hub import base_folder, model_folder
 from sparring.model.peft import is_adapter
-from sparring.protocols import EnvFactory, Scorer
+from sparring.protocols import Scorer
 from sparring.recipe.run_config import RunConfig
 from sparring.recipe.sections.preference import StepsConfig
 from sparring.render.steps import StepSplitter
 from sparring.rollout.scorers.reward_scorer import RewardScorer
 from sparring.rollout.scorers.turn_scorer import TurnScorer
-from sparring.stages.context import POLICY, Context, RunFiles, renderer_of
+from sparring.stages.context import POLICY, SERVING_STAGES, Context, RunFiles, given_checkpoint, renderer_of
 from sparring.stages.models.context_length import outline_of
+from sparring.stages.models.model_use import ModelUse, UsedModel
 
 OWN = "reward_model"
 """Stage whose output `rl.reward_model` may name."""
@@ -39,37 +40,41 @@ def scorers(context: Context) -> list[Scorer]:
 
 
 def _steps(files: RunFiles) -> StepSplitter:
-    """Return the splitter of turns into steps, with the separator of the reward model's training data."""
     loss, separator = files.config.reward_model.loss, files.config.rl.reward_separator
     learned = loss.separator if isinstance(loss, StepsConfig) else "\n"
     return StepSplitter(renderer_of(files.config, files.input("rl")), separator or learned)
 
 
-def check_reward_model(files: RunFiles, factory: EnvFactory, tokenizer: Path | None) -> list[str]:
-    """Refuse `[rl] reward_model` if it cannot score the policy's tokens.
+class RewardModelUse(ModelUse):
+    """Use of a model with a scalar head, which scores what the policy says."""
 
-    Args:
-        tokenizer: checkpoint folder of the policy; None: the run makes one.
-    """
-    config, name = files.config, files.config.rl.reward_model
-    if name is None or not {"rl", "distill", "eval"} & set(config.run.stages):
-        return []
-    roles = roles_of(factory.make())
-    if len(roles) > 1:
-        do = "leave it out; the environment's score_all gives each role its reward"
-        raise refusal(
-            "rl.reward_model", "none in an environment of several roles", f"{name!r}, and {', '.join(roles)}", do
-        )
-    if config.rl.reward_by != "reply":
-        _check_turns(config)
-    if name == OWN:
-        if OWN not in config.run.stages and files.done(OWN) is None:
+    name = OWN
+
+    def models(self, config: RunConfig, stage: str) -> list[UsedModel]:
+        model = config.rl.reward_model if stage in SERVING_STAGES else None
+        return [] if model is None else [UsedModel(use=self.name, model=model, kind="frozen", scalar=True)]
+
+    def check(self, context: Context) -> list[str]:
+        """Refuse a reward model that cannot score the policy's tokens."""
+        config, name = context.config, context.config.rl.reward_model
+        if name is None or not set(SERVING_STAGES) & set(config.run.stages):
+            return []
+        roles = roles_of(context.factory.make())
+        if len(roles) > 1:
+            do = "leave it out; the environment's score_all gives each role its reward"
             raise refusal(
-                "rl.reward_model", f"a stage {OWN} before rl", str(list(config.run.stages)), "add it, or name a model"
+                "rl.reward_model", "none in an environment of several roles", f"{name!r}, and {', '.join(roles)}", do
             )
-        return [f"rl: the stage reward_model scores {_scored_units(config)}"]
-    folder = checkpoint_of(config, "rl.reward_model", name, (OWN,), tokenizer, head="scalar")
-    return [f"rl: {folder} scores {_scored_units(config)}", *_padded_ends(config, folder, tokenizer or folder)]
+        if config.rl.reward_by != "reply":
+            _check_turns(config)
+        if name == OWN:
+            if OWN not in config.run.stages and context.done(OWN) is None:
+                got, do = str(list(config.run.stages)), "add it, or name a model"
+                raise refusal("rl.reward_model", f"a stage {OWN} before rl", got, do)
+            return [f"rl: the stage reward_model scores {_scored_units(config)}"]
+        policy = given_checkpoint(config)
+        folder = checkpoint_of(config, "rl.reward_model", name, (OWN,), policy, head="scalar")
+        return [f"rl: {folder} scores {_scored_units(config)}", *_padded_ends(config, folder, policy or folder)]
 
 
 def _padded_ends(config: RunConfig, folder: Path, policy: Path) -> list[str]:

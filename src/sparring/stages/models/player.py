@@ -6,13 +6,14 @@ from collections.abc import Mapping
 
 from sparring.envs.roles import roles_of
 from sparring.errors import EnvError, refusal
-from sparring.protocols import Cluster, Engine, EnvFactory, Store
+from sparring.protocols import Cluster, Engine, Store
 from sparring.recipe.run_config import RunConfig
 from sparring.record.recorder import Recorder
 from sparring.record.session import OpenSession
 from sparring.rollout.episode import SessionRecorder
-from sparring.stages.context import POLICY, renderer_of
-from sparring.stages.models.teachers import max_context_of, teacher_folder
+from sparring.stages.context import POLICY, SERVING_STAGES, Context, renderer_of
+from sparring.stages.models.model_use import ModelUse, UsedModel
+from sparring.stages.models.teacher import max_context_of, teacher_folder
 from sparring.types import Task
 
 
@@ -34,7 +35,6 @@ def with_roles(
     """Return a recorder of all roles; each role in `[rollout] roles` has its own model.
 
     Args:
-        recorder: recorder of all other roles.
         engines: engines by model, opened by `open_role_engines`.
         store: store of the turns; None: they stay in memory.
     """
@@ -55,33 +55,38 @@ def with_roles(
     return RoleRecorder(recorder, {role: recorders[name] for role, name in by_role.items()})
 
 
-def check_roles(config: RunConfig, factory: EnvFactory) -> list[str]:
-    """Refuse roles that the environment does not have, models that the recipe does not have, models that cannot sample
-    token ids, and a run without a role for the policy.
+class PlayerUse(ModelUse):
+    """Use of a model that speaks for roles of the environment that the policy does not play."""
 
-    Returns:
-        A sentence for each role that another model plays.
-    """
-    wanted, models = config.rollout.roles, config.models
-    if not wanted:
-        return []
-    try:
-        roles = roles_of(factory.make())
-    except EnvError as error:
-        raise refusal("env", "an environment that opens", str(error), "correct the environment") from error
-    for role, name in wanted.items():
-        where = f"rollout.roles.{role}"
-        if role not in roles:
-            expected = f"a role of the environment ({', '.join(roles)})"
-            raise refusal(where, expected, repr(role), "correct it, or add the role to the environment's roles")
-        if name not in models:
-            expected = f"a model of the recipe ({', '.join(sorted(models))})"
-            raise refusal(where, expected, repr(name), f"add [models.{name}]")
-        if name != POLICY:
-            _check_model(config, where, name)
-    if not set(roles) - models_by_role(config).keys():
-        raise refusal("rollout.roles", "a role that the policy speaks for", "none", "leave one of them out")
-    return [f"rollout: {name} speaks for the role {role}" for role, name in models_by_role(config).items()]
+    name = "player"
+
+    def models(self, config: RunConfig, stage: str) -> list[UsedModel]:
+        return self.engines(config, {*config.rollout.roles.values()} - {POLICY} if stage in SERVING_STAGES else ())
+
+    def check(self, context: Context) -> list[str]:
+        """Refuse roles that the environment does not have, models that the recipe does not have, models that cannot
+        sample token ids, and a run without a role for the policy."""
+        config, models = context.config, context.config.models
+        if not config.rollout.roles:
+            return []
+        try:
+            roles = roles_of(context.factory.make())
+        except EnvError as error:
+            raise refusal("env", "an environment that opens", str(error), "correct the environment") from error
+        for role, name in config.rollout.roles.items():
+            where = f"rollout.roles.{role}"
+            if role not in roles:
+                expected = f"a role of the environment ({', '.join(roles)})"
+                raise refusal(where, expected, repr(role), "correct it, or add the role to the environment's roles")
+            if name not in models:
+                expected = f"a model of the recipe ({', '.join(sorted(models))})"
+                raise refusal(where, expected, repr(name), f"add [models.{name}]")
+            if name != POLICY:
+                _check_model(config, where, name)
+        played = models_by_role(config)
+        if not set(roles) - played.keys():
+            raise refusal("rollout.roles", "a role that the policy speaks for", "none", "leave one of them out")
+        return [f"rollout: {name} speaks for the role {role}" for role, name in played.items()]
 
 
 def _check_model(config: RunConfig, where: str, name: str) -> None:

@@ -1,0 +1,85 @@
+"""Uses of models by the stages of a run: the policy, a critic, a judge. Each is a file here and an entry of
+`stages/models/uses.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from sparring.errors import BadInput, InfraError, refusal
+from sparring.observe.waiting import waiting
+from sparring.recipe.run_config import RunConfig
+from sparring.stages.context import Context
+from sparring.train.config import TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UsedModel:
+    """Model that a stage computes for a use.
+
+    Attributes:
+        use: name of the use.
+        model: name in `[models]`, or of earlier weights of a trained model.
+        kind: trained; frozen, which is computed without gradients; or engine, with an engine of its own.
+        scalar: whether it has a scalar head.
+        train: settings of its trainer. None: it is not trained.
+        rank: name of a process that trains a part of it.
+        trainer: use whose trainer computes this frozen model; "": a process of its own, or the run's.
+        decay: decay of a moving average of what `trainer` trains; None: the weights stay.
+    """
+
+    use: str
+    model: str
+    kind: Literal["trained", "frozen", "engine"]
+    scalar: bool = False
+    train: TrainConfig | None = None
+    rank: str = ""
+    trainer: str = ""
+    decay: float | None = None
+
+
+class ModelUse:
+    """Use of models of the recipe.
+
+    Attributes:
+        name: name of the use on batches, metrics, checkpoints and in messages.
+        metrics: metrics of online stages that the use reports; a star stands for any name.
+    """
+
+    name: ClassVar[str]
+    metrics: ClassVar[tuple[str, ...]] = ()
+
+    def models(self, config: RunConfig, stage: str) -> list[UsedModel]:
+        """Return the models that a stage has for this use in the processes of the run."""
+        raise NotImplementedError
+
+    def check(self, context: Context) -> list[str]:
+        """Refuse settings with which the use cannot work, by the recipe and the checkpoints alone; return facts."""
+        return []
+
+    async def ask(self, context: Context) -> list[str]:
+        """Refuse models that do not answer; return facts."""
+        return []
+
+    def engines(self, config: RunConfig, names: Iterable[str]) -> list[UsedModel]:
+        """Return models with engines, without those that are served elsewhere."""
+        here = (name for name in names if name not in config.models or config.models[name].served is None)
+        return [UsedModel(use=self.name, model=name, kind="engine") for name in sorted(here)]
+
+
+async def check_answers(config: RunConfig, model: str, use: str, ask: Callable[[str], Awaitable[None]]) -> None:
+    """Refuse a model of the recipe that does not answer.
+
+    Args:
+        use: use of the model in messages, as "a judge".
+        ask: function that sends a request to the model.
+    """
+    try:
+        with waiting(f"models.{model}, {use}, to answer"):
+            await ask(model)
+    except (InfraError, BadInput) as error:
+        if isinstance(error, BadInput) and config.models[model].served is None:
+            raise
+        do = f"start its server, or correct models.{model}.served"
+        raise refusal(f"models.{model}", f"{use} that answers", str(error), do) from error
