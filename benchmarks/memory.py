@@ -4,7 +4,7 @@
 
 Each case is a model of a published shape with random weights and a recipe of one or two updates, which `sparring run`
 runs in a process of its own. Said is what the run's own check prints; measured is the process's largest resident set
-(`ru_maxrss`). What is said should never be less than what is measured, and at most 1.2 times as much. `--large` adds
+(`ru_maxrss`). What is said should be 0.8 to 1.3 times what is measured. `--large` adds
 Qwen3-0.6B in bfloat16, which needs 18 GB. The last line is one JSON object.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 
 from common.figures import Claims, claim, read_options
 
-LEAST, MOST = 1.0, 1.2
+LEAST, MOST = 0.8, 1.3
 SMOLLM2_135M = (
     "llama",
     {

@@ -27,6 +27,9 @@ LANES, SMALLEST_LANE = 2, 256
 UNCOUNTED = 0.08
 """Allowance for memory that is not counted, as a share of the rest: pieces that the C library keeps, and temporary
 copies. Measured by `benchmarks/memory.py`."""
+EARLIER = 0.3
+"""Share of the memory of the models of earlier stages that the C library keeps when their stage ends. From the peaks of
+four long runs (log/2026-11-29-memory.md)."""
 LATER = 160 << 20
 """Bytes of libraries that a run imports after its check, and of its own record."""
 
@@ -42,7 +45,7 @@ PARTS = (
     (("update", "published"), "an update", "models.policy.lora"),
     (("cache",), "engines' caches", "engine.kv.bytes, engine.kv.offload_bytes"),
     (("sampling",), "a step of sampling", "engine.batch.max_tokens"),
-    (("process", "uncounted"), "the rest", ""),
+    (("process", "earlier", "uncounted"), "the rest", ""),
 )
 """Parts of an estimate: its fields, their name in a message, and the keys of a recipe that make the part smaller."""
 
@@ -145,6 +148,7 @@ class MemoryEstimate(NamedTuple):
     cache: int  # keys and values here and in host memory, and recurrent states
     sampling: int  # one step of generation
     uncounted: int  # allowance, added when `process` is known
+    earlier: int = 0  # what the process keeps of the models of earlier stages
 
     @property
     def total(self) -> int:
@@ -160,8 +164,8 @@ class MemoryEstimate(NamedTuple):
             process: bytes that the process has now; 0: unknown.
         """
         stages = [StageModels.of(config, shapes, stage) for stage in config.run.stages or ("none",)]
-        estimates = (MemoryEstimate.of_stage(config, shapes, models, with_later(process)) for models in stages)
-        return max(estimates, key=lambda estimate: estimate.total)
+        estimates = [MemoryEstimate.of_stage(config, shapes, models, with_later(process)) for models in stages]
+        return max(with_earlier(estimates), key=lambda estimate: estimate.total)
 
     @staticmethod
     def of_stage(
@@ -188,6 +192,16 @@ class MemoryEstimate(NamedTuple):
         """Return the three largest parts that keys of a recipe make smaller, each with these keys."""
         parts = sorted((part for part in self.parts() if part[2]), key=lambda part: part[1], reverse=True)[:3]
         return "; ".join(f"{name} {size / GIB:.2f} GiB (less by {keys})" for name, size, keys in parts)
+
+
+def with_earlier(estimates: Sequence[MemoryEstimate]) -> list[MemoryEstimate]:
+    """Return the estimates of one process in the order of its stages, with what each stage finds of those before."""
+    found, held, stage = list[MemoryEstimate](), 0, ""
+    for each in estimates:
+        if each.stage != stage:  # not the other turn of the same stage
+            stage, held = each.stage, max([held, *(one.total - one.process - one.earlier for one in found)])
+        found.append(each._replace(earlier=int(EARLIER * held)))
+    return found
 
 
 def resident() -> int:

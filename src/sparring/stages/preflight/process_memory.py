@@ -24,6 +24,7 @@ from sparring.stages.preflight.memory import (
     StageModels,
     published_bytes,
     resident,
+    with_earlier,
     with_later,
 )
 from sparring.stages.preflight.rank_memory import gathering
@@ -36,6 +37,8 @@ RUN, ENGINES = "the run's process", "engine process"
 """Kinds of processes; the others are the ranks of the trained models, by their names in the table of uses."""
 
 
+BEYOND = 1.5
+"""Multiple of the machine's memory above which a run is refused: an estimate may be a third too high."""
 PARAMETERS = "parameters"
 """Value of `cluster.shard` with which ranks share the parameters too."""
 
@@ -82,7 +85,11 @@ class RunMemory(NamedTuple):
         stages = [StageModels.of(config, shapes, stage) for stage in config.run.stages or ("none",)]
         if config.cluster.colocate:
             stages = [turn for models in stages for turn in models.turns]
-        return RunMemory(tuple(tuple(_processes(config, shapes, models, process)) for models in stages))
+        every = [list(_processes(config, shapes, models, process)) for models in stages]
+        own = with_earlier([processes[0].each for processes in every])
+        return RunMemory(
+            tuple((run._replace(each=each), *others) for each, (run, *others) in zip(own, every, strict=True))
+        )
 
     @property
     def largest(self) -> tuple[Processes, ...]:
@@ -253,8 +260,8 @@ def _with(config: RunConfig, **settings: int | str) -> RunConfig:
 
 
 def check_memory(files: RunFiles, shapes: Mapping[str, Outline]) -> list[str]:
-    """Refuse a run whose processes on this machine, or checkpoints, exceed it; `run.memory = "warn"` only warns of
-    memory."""
+    """Warn of a run whose processes on this machine exceed its memory. Refuse one that exceeds it `BEYOND` times, unless
+    `run.memory = "warn"`, and one whose checkpoints exceed the disk."""
     config, process = files.config, resident()
     for stage in config.run.stages if config.cluster.shard == PARAMETERS else ():
         check_shards(config, shapes, stage)
@@ -264,7 +271,7 @@ def check_memory(files: RunFiles, shapes: Mapping[str, Outline]) -> list[str]:
         if (smaller := smaller_layout(config, shapes, here, process)) is not None:
             do = f"set {smaller[0]}, which takes {smaller[1].total / GIB:.1f} GiB, or {do}"
         got = f"{here / GIB:.1f} GiB on this machine"
-        if config.run.memory == "refuse":
+        if config.run.memory == "refuse" and found.total > BEYOND * here:
             raise refusal("memory", found.in_words(), got, f'{do}; or set run.memory = "warn" to begin all the same')
         warnings.append(f"memory: warning: expected {found.in_words()}, got {got}; {do}")
     estimate = found.largest[0].each
