@@ -124,9 +124,8 @@ class Forms:
         """Record messages of a client.
 
         Args:
-            before: digest of the conversation before the messages.
-            messages: messages to record.
-            keys: digest of the conversation up to each message.
+            before: digest of the prefix.
+            keys: `keys[i]` is the digest of the prefix and `messages[:i + 1]`.
             line: number of their lane.
         """
         for message, key in zip(messages, keys, strict=True):
