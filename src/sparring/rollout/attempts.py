@@ -23,7 +23,6 @@ class Attempt:
 
     Attributes:
         rollout: rollout with its outcome and trajectories.
-        score: score of the rollout; None if it has no score.
         error: infrastructure error that broke the attempt; None if the attempt came to an outcome.
         transcripts: conversations of each role in messages, one for each branch.
         is_rebuild: whether the attempt began with recorded events.
@@ -68,7 +67,6 @@ class Attempts:
         idle: number of attempts since the last attempt that got further than those before it.
         failures: number of attempts that broke in this process.
         refused: reason why the rollout cannot be rebuilt, or empty.
-        calls: calls of this rollout's worlds.
         prepared: state that the next attempt's box is a fork of; None: its world prepares it. Only the first retry at a
             place gets one, and only of a box that its own world had prepared.
     """

@@ -94,7 +94,6 @@ class Places:
         self._limiter.release()
 
     def _adapt(self, now: Mapping[str, float]) -> None:
-        """Adapt the limit to the engine's metrics."""
         if self._before is None or "kv_lost_tokens" not in now or self.in_use > self.limit:
             self._before = now  # no metrics, or the last cut has had no effect yet
             return
@@ -149,7 +148,6 @@ class CappedBoxes:
     """Pool of boxes that limits how many start at once. Implements `protocols.Boxes`.
 
     Args:
-        pool: pool that makes the boxes.
         most: maximum number of boxes that start at once, at least 1.
 
     Attributes:

@@ -18,7 +18,6 @@ class Stalls:
     Args:
         waits: running phases of all attempts.
         stalled_s: seconds without a finished attempt after which a stall is reported.
-        report: called with a sentence.
     """
 
     def __init__(self, waits: Waits, stalled_s: float, report: Callable[[str], None]) -> None:

@@ -30,11 +30,7 @@ class RewardScorer:
 
     @cooperative
     async def score(self, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> list[Score]:
-        """Return the scores with the model's values added. The part `reward_model` is the value before the weight.
-
-        Raises:
-            EngineError: the model failed.
-        """
+        """Return the scores with the model's values added. The part `reward_model` is the value before the weight."""
         texts = [_text(rollout) for rollout in rollouts]
         values = await self._model.values(texts)
         return [

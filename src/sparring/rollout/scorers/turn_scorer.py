@@ -46,7 +46,6 @@ class TurnScorer:
 
         Raises:
             BadInput: a rollout has several roles, or the world's score has rewards of another number of turns.
-            EngineError: the model failed.
         """
         turns = [list(_turns(rollout)) for rollout in rollouts]
         ends = [[[len(turn)] if self._steps is None else self._steps(turn) for _, turn in of] for of in turns]
