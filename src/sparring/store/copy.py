@@ -15,7 +15,6 @@ def copy_store(source: Path, target: Path) -> None:
 
     Args:
         source: file of a store.
-        target: new file.
 
     Raises:
         BadInput: a run holds it on a file system without shared memory.

@@ -158,7 +158,6 @@ class SqliteStore:
         stages are ordered by their first group. Groups are read one by one, so a long run fits into memory.
 
         Args:
-            stage: stage of the run.
             first: index of the first group.
             end: index after the last group.
         """
@@ -215,7 +214,6 @@ class SqliteStore:
         a time, so a long log fits into memory.
 
         Args:
-            stage: stage of the run.
             after: row before the first.
             kinds: kinds to yield; None: all.
             name: id that the entries are about; found by an index, whatever the length of the log.
@@ -332,7 +330,6 @@ class SqliteStore:
         stay in the file.
 
         Args:
-            stage: stage of the run.
             step: last step that is kept.
             first_group: index of the first group that is superseded. The turns and log entries that an earlier process
                 left of this and later groups' rollouts are dropped, and so are its log entries of later steps. None:
