@@ -306,8 +306,6 @@ def settled(
         source: the checkpoint's template.
         special: named special tokens of the checkpoint.
         prompts: prompts of the run; may be empty.
-        encode: text -> ids.
-        thinking: whether the run's model thinks.
     """
     own, ends = own_source(source), ends_of(renderer)
     first = prompts[:DECIDING]
