@@ -106,7 +106,6 @@ class Forms:
             before: digest of the conversation before the reply.
             reply: reply with the session's call ids. An id that occurs again identifies no call from then on.
             line: number of its lane.
-            place: place of its segment.
         """
         if thought_of(reply):
             self._thoughts[digest(message_key(reply))] = reply.reasoning or ""

@@ -86,9 +86,7 @@ def sampling_of(request: ReplyRequest, of_run: Sampling, *, stop_ids: Sequence[i
     """Return the sampling settings of a reply, before the limit of its context.
 
     Args:
-        of_run: sampling settings of the run.
         stop_ids: ids that end a turn, if the run sets none.
-        seed: seed of this turn.
     """
     new_stops = (string for string in request.stop if string not in of_run.stop_strings)
     sampling = replace(

@@ -89,7 +89,6 @@ class Tree:
 
         Args:
             inputs: input segments, each as the place of its parent, its ids and its own place.
-            places: places of all segments.
         """
         self._inputs.update({(parent, added): place for parent, added, place in inputs})
         self._reserved = frozenset(places)
@@ -192,7 +191,6 @@ class Tree:
         """Write a turn.
 
         Args:
-            model: name of the model that sampled it.
             recorded: recorded segment of the reply, if it is played again.
 
         Returns:
