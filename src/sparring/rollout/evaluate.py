@@ -80,7 +80,6 @@ class Finding:
     """Result of one rollout of an evaluation.
 
     Attributes:
-        rollout: id of the rollout.
         success: success of the rollout; None if the environment reports no success, or if `reward` is None.
         reward: reward of the rollout; None if the rollout says nothing about the policy.
         ending: reason of the outcome.

@@ -206,10 +206,8 @@ class Playback:
         journal: journal of the attempt; None is an empty one.
 
     Attributes:
-        is_rebuild: whether anything was recorded before.
         difference: first difference of the rollout from its journal, or None.
         answers: number of the world's answers to each role so far.
-        closed: whether the attempt has ended.
         calls: number of the world's calls that run now.
     """
 

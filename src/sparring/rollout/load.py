@@ -29,9 +29,6 @@ class Limiter:
 
     Args:
         limit: returns the current limit, at least 1.
-
-    Attributes:
-        in_use: number of places taken.
     """
 
     def __init__(self, limit: Callable[[], int]) -> None:
@@ -117,13 +114,11 @@ class EvalShare:
     evaluation gets its share of the throughput, and training loses no more than that.
 
     Args:
-        places: places of training's rollouts.
         share: share of all places, above 0 and below 1.
         most: upper bound of the evaluation's places.
         admission: returns the index of the group that training admits next.
 
     Attributes:
-        most: the upper bound.
         admission: returns the number of the group that training admits next.
     """
 

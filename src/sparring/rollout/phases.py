@@ -147,9 +147,6 @@ class Waits:
 
     Args:
         config: `[rollout]` section with the limits.
-
-    Attributes:
-        under_way: running phases, by kind.
     """
 
     def __init__(self, config: RolloutConfig) -> None:
@@ -217,7 +214,6 @@ class Phases:
 
     Args:
         waits: running phases of the runner, and their limits.
-        rollout_id: id of the attempt.
         recorded: called with each limit that was hit.
 
     Attributes:
@@ -332,5 +328,4 @@ class TurnLimit(SessionLayer):
 
 
 def _key(phase: Phase) -> str:
-    """Return the `[rollout.timeouts]` key of a phase's limit."""
     return "tool_s" if phase == "harness" else f"{phase}_s"

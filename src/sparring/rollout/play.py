@@ -76,9 +76,7 @@ class Player:
         executors: makes the executor of an environment, with `shared` from the factory. With `InlineExecutor`, an
             environment that blocks also blocks the event loop.
         log: journals of the attempts. With a store, rollouts that an earlier process began are resumed.
-        report: called with sentences for the user.
         close_failures: latest errors of closing environments and boxes; they change no outcome.
-        waits: running phases of all attempts.
         abandoned: number of environments whose code continued after it was cancelled.
     """
 
@@ -176,11 +174,7 @@ class Player:
         )
 
     async def _conclude(self, episode: RunningEpisode, make_rollout: Callable[..., Rollout]) -> Attempt:
-        """Bring an episode to its outcome, or to the error that broke it.
-
-        Args:
-            make_rollout: makes the rollout from its trajectories.
-        """
+        """Bring an episode to its outcome, or to the error that broke it."""
         clock = asyncio.get_running_loop().time
         started, began = time.time(), clock()
         scoring = False

@@ -143,8 +143,6 @@ class Resampling:
         renderer: renderer of the model, for stop strings and constraints.
 
     Attributes:
-        turns: number of replayed turns.
-        tokens: number of tokens in these turns.
         across: number of replayed turns of several versions.
         crowded: number of turns that could not be compared, because the cache was too small and the engine computed
             keys and values again at other places than before.

@@ -35,7 +35,6 @@ class Scheduler:
 
     Args:
         window: limit on how far rollouts run ahead of the trainer.
-        run_seed: seed that all sampling derives from.
         engine_version: returns the version that the engine serves.
         scorers: scorers of whole groups, in order.
         log: log of admissions, outcomes and groups. A resume yields the recorded groups and finishes the unfinished
@@ -136,9 +135,6 @@ class Scheduler:
     def state(self, step: int) -> dict[str, Any]:
         """Return the state that a resume after `step` steps needs: the state before the first group of the next step
         was admitted.
-
-        Args:
-            step: last released step.
 
         Raises:
             ValueError: `step` is not the last released step, so its state is unknown.

@@ -16,7 +16,6 @@ class Stalls:
     has become the oldest.
 
     Args:
-        waits: running phases of all attempts.
         stalled_s: seconds without a finished attempt after which a stall is reported.
     """
 

@@ -16,12 +16,7 @@ SHOWN = 60
 
 
 class WorldAnswer(NamedTuple):
-    """Answer of the world. The opening has an empty role and no reply.
-
-    Attributes:
-        role: role that the world answered.
-        reply: reply that the world answered.
-    """
+    """Answer of the world. The opening has an empty role and no reply."""
 
     role: str
     reply: Message | None

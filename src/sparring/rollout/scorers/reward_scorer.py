@@ -22,7 +22,6 @@ class RewardScorer:
 
     Args:
         model: reward model with the policy's tokenizer.
-        weight: factor on the model's value.
     """
 
     def __init__(self, model: ValueModel, *, weight: float = 1.0) -> None:
