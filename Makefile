@@ -30,7 +30,7 @@
 # make bench         the figures we claim
 # make bench-gpu     tokens per second on a GPU
 # make preflight     what would stop the quickstart
-# make docs          the site of these pages and of the Python names, into build/site (installs zensical)
+# make docs          the site of these pages, into build/site (installs zensical)
 # make clean         remove what the others made
 
 PYTHON ?= python3

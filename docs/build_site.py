@@ -4,7 +4,7 @@
 
 The pages are copied into build/pages, each at its path in the repository; README.md is the front page. A source file
 that a page links to becomes a page itself, so that the site needs no other host. zensical builds it and stops at a
-link or a name that leads nowhere.
+link that leads nowhere.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ SECTIONS = {
     "Python": ("docs/reference/*.md",),
     "Extend": ("docs/extend/*.md",),
     "The path of a token": ("docs/path/one-token.md", "docs/path/*.md"),
-    "Parts": ("docs/configuration.md", "docs/algorithms.md", "docs/*.md"),
+    "Parts": ("docs/*.md",),
+    "Configuration": ("docs/configuration/*.md",),
+    "Algorithms": ("docs/algorithms/*.md",),
     "Engine": ("docs/engine/*.md",),
     "Measured": ("docs/benchmarks.md", "docs/performance.md", "docs/learning.md", "docs/limits.md"),
-    "Design": ("design/architecture.md", "design/*.md"),
+    "Design": ("design/architecture.md", "design/*.md", "CHANGELOG.md"),
 }
 """The navigation: pages or patterns by section; a page that is named stands nowhere else, first match first."""
 
@@ -124,10 +126,6 @@ def site_config(root: Path) -> dict[str, object]:
     (version,) = re.findall(r'^__version__ = "(.+)"$', package, flags=re.MULTILINE)
     sections = navigation(root).items()
     nav = [{name: [{title(root, page): site_path(page)} for page in pages]} for name, pages in sections]
-    handler = {
-        "paths": [str(root / "src")],
-        "options": {"show_root_heading": False, "show_root_toc_entry": False, "members_order": "source"},
-    }
     return {
         "project": {
             "site_name": "Sparring",
@@ -135,7 +133,7 @@ def site_config(root: Path) -> dict[str, object]:
             "docs_dir": "pages",
             "site_dir": "site",
             "nav": nav,
-            "plugins": {"search": {}, "mkdocstrings": {"handlers": {"python": handler}}},
+            "plugins": {"search": {}},
             "markdown_extensions": {
                 "attr_list": {},
                 "tables": {},

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 WIDTH = 120
@@ -131,6 +132,15 @@ def _words(text: str) -> list[str]:
         else:
             words.append(word)
     return [word.replace("\0", " ") for word in words]
+
+
+def write(folder: Path, pages: Mapping[str, str]) -> None:
+    """Write all pages of a folder by their file names, and remove what is no page of it."""
+    for file in set(folder.glob("*.md")) - {folder / name for name in pages}:
+        file.unlink()
+    for name, text in pages.items():
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Writes docs/algorithms.md: every algorithm by name, from the docstrings of the rules and the sources in
+"""Writes docs/algorithms/: every algorithm by name, a page a family, from the docstrings of the rules and the sources in
 docs/algorithms.toml. Run it after changing one.
 
 python docs/write_algorithms.py
@@ -13,10 +13,11 @@ import json
 import runpy
 import tomllib
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -35,14 +36,15 @@ from sparring.recipe.sections.distill import DistillConfig
 from sparring.recipe.sections.preference import BradleyTerryConfig, StepsConfig, TurnsConfig
 from sparring.recipe.sections.rl import ImplicitConfig
 
-PAGE = Path(__file__).with_name("algorithms.md")
-SOURCES: Mapping[str, Any] = tomllib.loads(PAGE.with_suffix(".toml").read_text(encoding="utf-8"))
-WRAP = runpy.run_path(str(PAGE.with_name("wrap.py")))
-CONFIGURATION: Mapping[str, Any] = runpy.run_path(str(Path(__file__).with_name("write_configuration.py")))
+DOCS = Path(__file__).parent
+SOURCES: Mapping[str, Any] = tomllib.loads((DOCS / "algorithms.toml").read_text(encoding="utf-8"))
+STRUCTS = runpy.run_path(str(DOCS / "structs.py"))
+WRAP = runpy.run_path(str(DOCS / "wrap.py"))
+FOLDER = DOCS / "algorithms"
 
 HEAD = """# Algorithms
 
-An algorithm consists of parts, each chosen by name; a [preset](#algorithms-by-name) chooses all of them. A part is one small file, and
+An algorithm consists of parts, each chosen by name; a preset chooses all of them. A part is one small file, and
 its docstring is printed here: what it does, its formula, the paper, when to use it, and its settings. A name alone takes the
 defaults; with settings it is a table:
 
@@ -56,12 +58,13 @@ also has the differences of its parts.
 Every name has golden vectors (`tests/golden`): an independent NumPy reference in float64, an example worked by hand and random cases.
 `tests/golden/vectors.jsonl` has the vectors as JSON, one per line, for any framework.
 
-*This page is written by `docs/write_algorithms.py` from the code.*
+| page | names |
+| --- | --- |
 """
 
-HELD = """## Held against others
+FOOT = "*These pages are written by `docs/write_algorithms.py` from the code.*\n"
 
-Our own references share our misreadings. So the algorithms are also compared with independent code and sums:
+HELD = """Our own references share our misreadings. So the algorithms are also compared with independent code and sums.
 
 | what | against | command |
 | --- | --- | --- |
@@ -99,73 +102,6 @@ Most of the enumerated rules have an expected gradient in closed form: `gigpo` (
 of `m2po` have none: there the equation itself is summed over all outcomes.
 """
 
-SECTIONS: tuple[tuple[str, str, tuple[type[msgspec.Struct], ...]], ...] = (
-    (
-        "Credit",
-        "Rules that turn scores into advantages of sampled tokens. Members of a group are compared role by role; rollouts lost "
-        "to infrastructure are not members; a token that branches share counts once. `algo/credit/`, rare ones `algo/rare/credit/`.",
-        typing.get_args(CreditRule),
-    ),
-    (
-        "Shaping",
-        "Changes of scores before credit. `algo/shaping/`, rare ones `algo/rare/shaping/`.",
-        (*typing.get_args(ShapingRule), KlReward),
-    ),
-    (
-        "Preference",
-        "Losses over compared or labelled replies, for `[preference] loss` and `[rl] preference`; see "
-        "[Preferences and reward models](preference.md). `algo/loss/preference/`, rare ones `algo/rare/preference/`.",
-        typing.get_args(PreferenceLoss),
-    ),
-    (
-        "Reward models",
-        "Losses of a scalar head, for `[reward_model] loss`; and of a language model trained with the policy, for `[rl.implicit]`.",
-        (BradleyTerryConfig, ImplicitConfig, StepsConfig, TurnsConfig),
-    ),
-    (
-        "Distillation",
-        "Loss of a student on the tokens that it sampled, from teachers' scores, for `[distill]`; see "
-        "[Distillation](path/distill.md). `algo/loss/distill.py`, `model/divergence.py`.",
-        (DistillConfig,),
-    ),
-    ("Selection", "Rules that select the scored groups to train. `algo/filter/`.", (Difficulty,)),
-    (
-        "Ratio",
-        "The unit of one probability ratio r: token, turn or sequence. Its denominator is the anchor: the recorded log-probability, the trainer's own before the "
-        "update (`proximal`), or an estimate of it from the versions of tokens (`loglinear`). `algo/ratio.py`.",
-        typing.get_args(RatioRule),
-    ),
-    (
-        "Gate",
-        "The policy term as a function of the ratio r and the advantage A, token by token. `algo/gate/`, rare ones "
-        "`algo/rare/gate/`.",
-        typing.get_args(GateRule),
-    ),
-    (
-        "Correction",
-        "`[algo] correction`: a name of the table below, or a table of settings. `algo/correction/`.",
-        (Correction,),
-    ),
-    ("Imitation", "`[algo.right_answers]`: a loss in the imitate term, added to the policy's.", (RightAnswers,)),
-    ("KL in the loss", "`[algo.kl]`. `kl_reward` above is the one in the reward.", (Kl,)),
-)
-
-
-def page() -> str:
-    """The whole page."""
-    sections = [line for section in SECTIONS for line in _section(*section)]
-    return WRAP["wrapped"](
-        WRAP["fenced"]("\n".join([HEAD, *_presets(), *sections, *_corrections(), *_aggregations(), *_defaults(), HELD]))
-    )
-
-
-def _section(title: str, lead: str, kinds: tuple[type[msgspec.Struct], ...]) -> Iterator[str]:
-    yield f"## {title}\n\n{lead}\n"
-    for kind in sorted(kinds, key=_name):
-        yield f"### `{_name(kind)}`\n\n{inspect.getdoc(kind)}\n"
-        yield from _origin(source_of(kind))
-        yield from _settings(kind)
-
 
 def source_of(kind: type[msgspec.Struct]) -> Mapping[str, Any]:
     """Return the entry of a rule in docs/algorithms.toml."""
@@ -184,7 +120,7 @@ def _origin(entry: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _corrections() -> Iterator[str]:
-    yield "## Corrections by name\n\n| name | what it sets | from | differs |\n| --- | --- | --- | --- |"
+    yield "| name | what it sets | from | differs |\n| --- | --- | --- | --- |"
     for name, settings in CORRECTIONS.items():
         entry = SOURCES["corrections"][name]
         sets, differs = "<br>".join(_lines(settings)) or "nothing", " ".join(entry.get("differences", ()))
@@ -193,19 +129,19 @@ def _corrections() -> Iterator[str]:
 
 
 def _aggregations() -> Iterator[str]:
-    yield f"## Aggregation\n\n`[algo] aggregation`: weight of each token. {_literal(aggregation, 'Aggregation')}\n"
+    yield f"`[algo] aggregation`: weight of each token. {_literal(aggregation, 'Aggregation')}\n"
 
 
-def _presets() -> Iterator[str]:
-    yield "## Algorithms by name\n\n`[algo] preset` sets every key that the recipe does not. Keys that a preset leaves out keep the"
-    yield "[default](#defaults-of-algo).\n"
-    for name, settings in ALGORITHMS.items():
-        yield f"### preset `{name}`\n\n{', '.join(_lines(settings))}\n"
+def _presets(names: Sequence[str]) -> Iterator[str]:
+    yield "`[algo] preset` sets every key that the recipe does not. Keys that a preset leaves out keep the"
+    yield "[default](defaults.md).\n"
+    for name in names:
+        yield f"## `{name}`\n\n{', '.join(_lines(ALGORITHMS[name]))}\n"
         yield from _origin(SOURCES["presets"][name])
 
 
 def _defaults() -> Iterator[str]:
-    yield "## Defaults of `[algo]`\n\nWhat each key means stands in [the configuration](configuration.md).\n"
+    yield "What each key means stands in [the configuration](../configuration/algo.md).\n"
     yield from _origin(source_of(AlgoConfig))
     yield "| key | from |\n| --- | --- |"
     for name, source in source_of(AlgoConfig)["defaults"].items():
@@ -238,11 +174,11 @@ def _literal(module: ModuleType, name: str) -> str:
 def _settings(kind: type[msgspec.Struct]) -> Iterator[str]:
     fields = msgspec.structs.fields(kind)
     if fields:
-        docs = CONFIGURATION["_field_docs"](kind)
+        docs = STRUCTS["field_docs"](kind)
         yield "| setting | type | default | from | |\n| --- | --- | --- | --- | --- |"
         for field in fields:
             source = source_of(kind).get("defaults", {}).get(field.name, "")
-            cells = CONFIGURATION["_type"](field.type), CONFIGURATION["_default"](field), source, docs[field.name]
+            cells = STRUCTS["type_of"](field.type), STRUCTS["default_of"](field), source, docs[field.name]
             yield f"| `{field.name}` | {' | '.join(cells)} |"
         yield ""
 
@@ -251,5 +187,209 @@ def _name(kind: type[msgspec.Struct]) -> str:
     return str(kind.__struct_config__.tag or kind.__name__.removesuffix("Config").lower())
 
 
+Kinds = tuple[type[msgspec.Struct], ...]
+
+
+class Part(NamedTuple):
+    """One part of a page."""
+
+    heading: str
+    """Its heading; empty where the page has no other part."""
+
+    lead: str
+    """What stands below the heading."""
+
+    kinds: Kinds = ()
+    """Rules, each with its docstring and settings."""
+
+    more: Callable[[], Iterator[str]] | None = None
+    """Writer of what follows."""
+
+    names: Sequence[str] = ()
+    """Names that `more` gives a heading each."""
+
+
+def _credit_of(settings: Mapping[str, Any]) -> object:
+    credit = settings.get("credit", "grpo")
+    return credit["name"] if isinstance(credit, Mapping) else credit
+
+
+LOSSES = tuple(name for name, settings in ALGORITHMS.items() if _credit_of(settings) == "grpo")
+OTHERS = tuple(name for name in ALGORITHMS if name not in LOSSES)
+CREDIT: Kinds = typing.get_args(CreditRule)
+RARE: Kinds = tuple(kind for kind in CREDIT if ".rare." in kind.__module__)
+BY_TURN = frozenset(("gigpo", "hierarchical", "optimal_token_baseline", "prime", "process", "turn_level"))
+"""Rare credit rules that tell turns or tokens of a rollout apart."""
+
+MEMBERS = (
+    "Members of a group are compared role by role; rollouts lost to infrastructure are not members; a token that branches "
+    "share counts once."
+)
+
+PAGES: Mapping[str, tuple[str, tuple[Part, ...]]] = {
+    "presets-loss.md": (
+        "Presets: losses",
+        (
+            Part(
+                "", "Advantages of GRPO, under the losses of many papers.", more=partial(_presets, LOSSES), names=LOSSES
+            ),
+        ),
+    ),
+    "presets-credit.md": (
+        "Presets: credit",
+        (
+            Part(
+                "", "Other rules of credit, with the loss of their paper.", more=partial(_presets, OTHERS), names=OTHERS
+            ),
+        ),
+    ),
+    "credit.md": (
+        "Credit",
+        (
+            Part(
+                "",
+                f"Rules that turn scores into advantages of sampled tokens. {MEMBERS} `algo/credit/`. Rules of single "
+                "papers: [of whole rollouts](credit-rollouts.md), [of turns and tokens](credit-turns.md).",
+                tuple(kind for kind in CREDIT if kind not in RARE),
+            ),
+        ),
+    ),
+    "credit-rollouts.md": (
+        "Rare credit of whole rollouts",
+        (
+            Part(
+                "",
+                f"[Credit](credit.md) rules of single papers that compare whole rollouts. {MEMBERS} `algo/rare/credit/`.",
+                tuple(kind for kind in RARE if _name(kind) not in BY_TURN),
+            ),
+        ),
+    ),
+    "credit-turns.md": (
+        "Rare credit of turns and tokens",
+        (
+            Part(
+                "",
+                f"[Credit](credit.md) rules of single papers that tell turns or tokens of a rollout apart. {MEMBERS} "
+                "`algo/rare/credit/`.",
+                tuple(kind for kind in RARE if _name(kind) in BY_TURN),
+            ),
+        ),
+    ),
+    "shaping.md": (
+        "Shaping and selection",
+        (
+            Part(
+                "Shaping",
+                "Changes of scores before credit. `algo/shaping/`, rare ones `algo/rare/shaping/`.",
+                (*typing.get_args(ShapingRule), KlReward),
+            ),
+            Part("Selection", "Rules that select the scored groups to train. `algo/filter/`.", (Difficulty,)),
+        ),
+    ),
+    "gate.md": (
+        "Gate",
+        (
+            Part(
+                "",
+                "The policy term as a function of the ratio r and the advantage A, token by token. `algo/gate/`, rare ones "
+                "`algo/rare/gate/`.",
+                typing.get_args(GateRule),
+            ),
+        ),
+    ),
+    "loss.md": (
+        "Ratio, KL and other terms of the loss",
+        (
+            Part(
+                "Ratio",
+                "The unit of one probability ratio r: token, turn or sequence. Its denominator is the anchor: the recorded "
+                "log-probability, the trainer's own before the update (`proximal`), or an estimate of it from the versions "
+                "of tokens (`loglinear`). `algo/ratio.py`.",
+                typing.get_args(RatioRule),
+            ),
+            Part(
+                "Imitation",
+                "`[algo.right_answers]`: a loss in the imitate term, added to the policy's.",
+                (RightAnswers,),
+            ),
+            Part("KL", "`[algo.kl]`. [`kl_reward`](shaping.md#kl_reward) is the one in the reward.", (Kl,)),
+            Part("Aggregation", "How losses of tokens become one number.", more=_aggregations),
+        ),
+    ),
+    "correction.md": (
+        "Correction",
+        (
+            Part(
+                "Settings",
+                "`[algo] correction`: a [name](#corrections-by-name), or a table of settings. `algo/correction/`.",
+                (Correction,),
+            ),
+            Part("Corrections by name", "Each name stands for a table of settings.", more=_corrections),
+        ),
+    ),
+    "preference.md": (
+        "Preferences and reward models",
+        (
+            Part(
+                "Preference",
+                "Losses over compared or labelled replies, for `[preference] loss` and `[rl] preference`; see "
+                "[Preferences and reward models](../preference.md). `algo/loss/preference/`, rare ones "
+                "`algo/rare/preference/`.",
+                typing.get_args(PreferenceLoss),
+            ),
+            Part(
+                "Reward models",
+                "Losses of a scalar head, for `[reward_model] loss`; and of a language model trained with the policy, for "
+                "`[rl.implicit]`.",
+                (BradleyTerryConfig, ImplicitConfig, StepsConfig, TurnsConfig),
+            ),
+        ),
+    ),
+    "distillation.md": (
+        "Distillation",
+        (
+            Part(
+                "",
+                "Loss of a student on the tokens that it sampled, from teachers' scores, for `[distill]`; see "
+                "[Distillation](../path/distill.md). `algo/loss/distill.py`, `model/divergence.py`.",
+                (DistillConfig,),
+            ),
+        ),
+    ),
+    "defaults.md": ("Defaults of `[algo]`", (Part("", "Where the defaults are from.", more=_defaults),)),
+    "held-against.md": ("Held against others", (Part("", HELD),)),
+}
+"""Heading and parts of each page, in the order of the index."""
+
+PLACES = {kind: f"{file}#{_name(kind)}" for file, (_, parts) in PAGES.items() for part in parts for kind in part.kinds}
+"""Page and anchor of each rule."""
+
+
+def pages() -> dict[str, str]:
+    """Return every page's text by its file name, `index.md` first."""
+    rows = "".join(f"| [{title}]({file}) | {_links(file, parts)} |\n" for file, (title, parts) in PAGES.items())
+    written = {"index.md": f"{HEAD}{rows}\n{FOOT}"}
+    for file, (title, parts) in PAGES.items():
+        written[file] = "\n".join([f"# {title}\n", *(line for part in parts for line in _part(part))])
+    return {file: WRAP["wrapped"](WRAP["fenced"](text)) for file, text in written.items()}
+
+
+def _links(file: str, parts: Sequence[Part]) -> str:
+    names = [name for part in parts for name in (*sorted(map(_name, part.kinds)), *part.names)]
+    return ", ".join(f"[`{name}`]({file}#{name})" for name in names) or parts[0].lead.split("\n\n")[0]
+
+
+def _part(part: Part) -> Iterator[str]:
+    if part.heading:
+        yield f"## {part.heading}\n"
+    yield f"{part.lead}\n"
+    for kind in sorted(part.kinds, key=_name):
+        yield f"{'###' if part.heading else '##'} `{_name(kind)}`\n\n{inspect.getdoc(kind)}\n"
+        yield from _origin(source_of(kind))
+        yield from _settings(kind)
+    if part.more is not None:
+        yield from part.more()
+
+
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    WRAP["write"](FOLDER, pages())

@@ -163,7 +163,7 @@ class Place:
 
     def _write_files(self) -> None:
         """Write the files that pages show or speak of."""
-        for page in ROOT.glob("docs/**/*.md"):
+        for page in (ROOT / "README.md", *ROOT.glob("docs/**/*.md")):
             for name, text in FILED.findall(page.read_text(encoding="utf-8")):
                 (self.folder / name).write_text(text)
         quickstart = (ROOT / "recipes/quickstart.toml").read_text()

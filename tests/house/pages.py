@@ -1,4 +1,5 @@
-"""Every link between the pages leads to a file that is there, and to a heading of it; prose has at most 120 columns."""
+"""Every link between the pages leads to a file that is there, and to a heading of it; prose has at most 120 columns, and
+a page that is written from the source at most 300 lines."""
 
 import re
 import runpy
@@ -7,6 +8,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 WRAP = runpy.run_path(str(ROOT / "docs" / "wrap.py"))
+WRITTEN = ("configuration", "algorithms", "reference")
+"""Folders of pages that programs write."""
+
+LONGEST = 300
+"""Lines of such a page."""
+
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 
 
@@ -38,9 +45,21 @@ def broken_links(root: Path) -> list[str]:
     return found
 
 
+def long_pages(root: Path) -> list[str]:
+    """Return the pages that programs write from the source, and that have more lines than one reads."""
+    written = [page for folder in WRITTEN for page in sorted(root.glob(f"docs/{folder}/*.md"))]
+    lengths = {page: page.read_text(encoding="utf-8").count("\n") for page in written}
+    return [
+        f"{page.relative_to(root)}: {lines} lines, more than {LONGEST}; let its writer begin another page"
+        for page, lines in lengths.items()
+        if lines > LONGEST
+    ]
+
+
 def findings() -> Iterator[str]:
-    """Yield broken links and prose that is too wide, over all pages."""
+    """Yield broken links, prose that is too wide and written pages that are too long, over all pages."""
     yield from broken_links(ROOT)
+    yield from long_pages(ROOT)
     pages = WRAP["pages"](ROOT)
     assert len(pages) > 30, f"expected the pages in {ROOT}, got {len(pages)}"
     for page in pages:

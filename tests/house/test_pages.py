@@ -1,9 +1,9 @@
-"""The lints of pages find broken links and wide lines."""
+"""The lints of pages find broken links, wide lines and long pages."""
 
 from pathlib import Path
 
 import pytest
-from pages import WRAP, broken_links
+from pages import WRAP, broken_links, long_pages
 
 
 def test_a_broken_link_is_found(tmp_path: Path) -> None:
@@ -13,6 +13,15 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
     )
     (tmp_path / "README.md").write_text("[a](docs/a.md#one-step-two) [b](docs/a.md#two)")
     assert broken_links(tmp_path) == ["README.md: docs/a.md#two", "docs/a.md: b.md#"]
+
+
+def test_a_long_written_page_is_found(tmp_path: Path) -> None:
+    (tmp_path / "docs/algorithms").mkdir(parents=True)
+    (tmp_path / "docs/algorithms/gate.md").write_text("a\n" * 300)
+    assert long_pages(tmp_path) == []
+    (tmp_path / "docs/algorithms/credit.md").write_text("a\n" * 301)
+    (found,) = long_pages(tmp_path)
+    assert found.startswith("docs/algorithms/credit.md: 301 lines")
 
 
 WORDS = "sand and stone " * 9

@@ -15,7 +15,8 @@ SITE = runpy.run_path(str(ROOT / "docs" / "build_site.py"))
 def test_every_page_is_in_the_navigation_once() -> None:
     shown = [page for pages in SITE["navigation"](ROOT).values() for page in pages]
     pages = {path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("docs/**/*.md"), *ROOT.glob("design/*.md")]} | {
-        "README.md"
+        "README.md",
+        "CHANGELOG.md",
     }
     assert len(shown) == len(set(shown)) and set(shown) == pages
     assert SITE["site_config"](ROOT)["project"]["nav"][0]["Start"][0] == {"Sparring": "index.md"}
@@ -52,16 +53,12 @@ def built(folder: Path) -> int:
 
 
 @pytest.mark.extra
-def test_the_site_is_built_and_refuses_a_wrong_anchor_or_name(copy: Path) -> None:
+def test_the_site_is_built_and_refuses_a_wrong_anchor(copy: Path) -> None:
     assert built(copy) == 0
     page = (copy / "build/site/docs/reference/Engine/index.html").read_text()
-    assert "CheckpointEngine.generate" in page and "Sample replies to prompts" in page
+    assert 'id="generate"' in page and "Sample replies to prompts" in page
     assert (copy / "build/site/index.html").is_file()
     page = copy / "docs" / "limits.md"
     text = page.read_text()
     page.write_text(f"{text}\n[x](path/loss.md#no-such-heading)\n")
-    assert built(copy) != 0
-    page.write_text(text)
-    reference = copy / "docs/reference/run.md"
-    reference.write_text(reference.read_text().replace("from_python.run", "from_python.walk"))
     assert built(copy) != 0

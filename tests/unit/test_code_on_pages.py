@@ -1,8 +1,10 @@
 """Every block of code on the pages of docs/ and in README.md says its language, and does what that language promises:
-Python runs, recipes load, commands are understood by the program that they call."""
+Python runs (`py`, signatures and examples of docs/reference, is only read), recipes load, commands are understood by the
+program that they call."""
 
 from __future__ import annotations
 
+import ast
 import re
 import runpy
 import shlex
@@ -72,7 +74,7 @@ def in_language(*languages: str) -> list[pytest.param]:
 
 def test_every_block_says_its_language() -> None:
     assert not [f"{page}:{line}" for page in PAGES for line in WRAP["indented_code"](page.read_text())]
-    assert {block.language for block in BLOCKS} == {"python", "toml", "sh", "text", "jsonl"}
+    assert {block.language for block in BLOCKS} == {"python", "py", "toml", "sh", "text", "jsonl"}
     assert all(page.read_text().count("\n```") % 2 == 0 for page in PAGES)
 
 
@@ -101,6 +103,11 @@ def test_python_runs(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     ran = [line.removeprefix("ran ") for line in done.stdout.splitlines() if line.startswith("ran ")]
     assert (done.returncode, ran) == (0, programs), done.stderr
+
+
+@pytest.mark.parametrize("block", in_language("py"))
+def test_signatures_and_examples_of_docstrings_are_python(block: Block) -> None:
+    assert ast.parse(block.text).body and block.page.startswith("docs/reference/")
 
 
 @pytest.mark.parametrize("block", in_language("toml"))

@@ -1,5 +1,5 @@
-"""docs/tutorial.md, executed: every file on the page is written, loaded, and played as far as it goes without a
-model."""
+"""docs/tutorial.md and the world of README.md, executed: every file on the page is written, loaded, and played as far as
+it goes without a model."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from sparring.sandbox.config import SandboxConfig
 from sparring.tasks.files import read_rows
 from sparring.types import Message, Outcome, Segment, Task, ToolCall, Trajectory
 
-PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
-BLOCKS = re.findall(r"^```\w+\n# (\S+)\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+ROOT = Path(__file__).parents[2]
+PAGES = "".join((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/tutorial.md"))
+BLOCKS = re.findall(r"^```\w+\n# (\S+)\n(.*?)^```", PAGES, flags=re.MULTILINE | re.DOTALL)
 LINES = {name: sum(1 for line in text.splitlines() if line.strip()) for name, text in BLOCKS}
 RECIPES = [name for name, _ in BLOCKS if name.endswith(".toml")]
 
@@ -81,10 +82,10 @@ def says(text: str) -> Message:
 
 def test_the_page_keeps_its_promise_of_size() -> None:
     assert LINES["capitals.py"] <= 2
-    assert LINES["backwards.py"] <= 15 and LINES["squares.py"] <= 15
+    assert LINES["backwards.py"] <= 15 and LINES["squares.py"] <= 15 and LINES["bakery.py"] <= 12
     shop = dict(BLOCKS)["shop.py"].split("class ShopWithExpert")[0]
     assert sum(1 for line in shop.splitlines() if line.strip()) <= 30
-    assert len(RECIPES) == 5
+    assert len(RECIPES) == 6
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -108,6 +109,15 @@ def test_the_single_turn_environment(folder: Path) -> None:
     word = re.findall(r"Spell (\w+) backwards", task.messages[0].content)[0]
     assert asyncio.run(play(factory, task, [says(word[::-1])]))[1] == 1.0
     assert asyncio.run(play(factory, task, [says(word)]))[1] == 0.0
+
+
+def test_the_world_of_the_readme(folder: Path) -> None:
+    _, factory = env_of(folder, "bakery.toml")
+    task = first(factory, "train")
+    asked = Message(role="assistant", tool_calls=(ToolCall(id="c", name="price", arguments={}),))
+    messages, reward = asyncio.run(play(factory, task, [asked, says(task.data["answer"])]))
+    assert messages[-2].content == str(task.data["price"]) and reward == 1.0
+    assert asyncio.run(play(factory, task, [says("about 100")]))[1] == 0.0
 
 
 def test_the_tool_environment_and_its_expert(folder: Path) -> None:

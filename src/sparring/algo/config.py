@@ -61,7 +61,7 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     advantages and losses.
 
     Credit, ratio, gate and correction are chosen by name, `gate = "cispo"`, or by a table with settings,
-    `gate = { name = "cispo", high = 0.4 }`; a table without a name sets the default rule. docs/algorithms.md lists the
+    `gate = { name = "cispo", high = 0.4 }`; a table without a name sets the default rule. docs/algorithms/ lists the
     names. A rule of your own is `file.py:Class`: docs/extend/credit-rule.md.
     """
 

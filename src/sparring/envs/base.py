@@ -1,12 +1,4 @@
-"""`Env`: the base class of worlds. An author writes a prompt, a reward and, where the world has any, tools.
-
-    class Multiply(Env):
-        def generate(self, random):
-            a, b = random.randint(2, 99), random.randint(2, 99)
-            return {"prompt": f"{a} * {b} = ?", "answer": str(a * b)}
-
-        def reward(self, completion, task):
-            return float(completion.strip() == task.data["answer"])
+"""`Env`: the base class of worlds.
 
 An exception that a world raises is a failure of the world (`EnvError`), never a reward. What the model gets wrong (an
 unknown tool, a wrong argument, broken JSON) comes back to the model as the tool's answer.
@@ -52,8 +44,16 @@ def tool(
 
 
 class Env:
-    """Environment ("world") of one rollout. Every method below may be overridden; the module's docstring has an
-    example.
+    """Environment ("world") of one rollout. An author writes a prompt, a reward and, where the world has any, tools;
+    every method may be overridden.
+
+        class Multiply(Env):
+            def generate(self, random):
+                a, b = random.randint(2, 99), random.randint(2, 99)
+                return {"prompt": f"{a} * {b} = ?", "answer": str(a * b)}
+
+            def reward(self, completion, task):
+                return float(completion.strip() == task.data["answer"])
 
     Attributes:
         Args: a msgspec struct of the world's settings; `[env.args]` of a recipe is checked against it.

@@ -212,7 +212,6 @@ class TrainPlan:
     """A stage's settings for its trainer.
 
     Attributes:
-        losses: loss terms to train.
         total_steps: number of optimiser steps in the learning rate's schedule.
         overrides: keys of `[train]` that the stage replaces.
         head: head to train, as in `model.load`.

@@ -62,7 +62,6 @@ class Divergence:
             with m = beta p + (1 - beta) q.
         over: `top_k` is over the teacher's likeliest tokens (`Sample.tops`), with all others merged into one;
             `vocabulary` over all tokens, with the teacher (`Sample.teacher`) computed in the trainer.
-        beta: weight of p in `jensen_shannon`.
     """
 
     kind: Literal["reverse", "forward", "jensen_shannon"] = "reverse"

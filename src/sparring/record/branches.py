@@ -19,8 +19,6 @@ class Transcript:
 
     Attributes:
         messages: conversation, which ends with the reply.
-        tools: tools of the requests of this branch.
-        constraints: constraints on replies of this branch.
         imitated: indices in `messages` of the replies to imitate; None: all replies. A reply that two branches share is
             imitated in the first.
         prompt: number of messages of the branch's first prompt, which was rendered whole; None if it ends at the first

@@ -14,12 +14,7 @@ class Budget:
 
     A request is granted its maximum number of tokens before it is sampled, and returns the unused ones. If the grants
     of other requests leave too few, it waits, in order of arrival: a rollout ends at its limit because of tokens that
-    were sampled, never because of tokens that were only granted.
-
-    Args:
-        name: name of the session.
-        limits: limits of the rollout.
-    """
+    were sampled, never because of tokens that were only granted."""
 
     def __init__(self, name: str, limits: Limits) -> None:
         self._name, self._limits = name, limits

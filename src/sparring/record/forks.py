@@ -37,8 +37,6 @@ def with_equal_thoughts(recorded: Sequence[Message], sent: Sequence[Message], co
     client left out is not a difference.
 
     Args:
-        recorded: recorded conversation.
-        sent: conversation of the client.
         common: number of common messages if thoughts are not compared.
     """
     for at, (before, after) in enumerate(zip(recorded[:common], sent, strict=False)):
@@ -71,7 +69,6 @@ def fork_of(request: Request, lane: Lane, common: int, of: int | None, links: Li
         lane: lane that is nearest to the request.
         common: number of messages that the request has in common with `lane`.
         of: place of the last segment that the request has in common with `lane`.
-        links: links to replies in other branches.
     """
     before, after = lane.history[common:], request.messages[common:]
     old, new = (text_of(messages[0]) if messages else "" for messages in (before, after))
@@ -158,7 +155,6 @@ def quoted_in(request: Request, leaves: Iterable[Node], *, begins: bool) -> list
     """Return the replies of other branches that a request quotes.
 
     Args:
-        request: matched request.
         leaves: replies without a continuation.
         begins: whether the request begins a branch; then a call's argument may be the prompt of a sub-agent.
     """

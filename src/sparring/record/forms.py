@@ -106,7 +106,6 @@ class Forms:
             before: digest of the conversation before the reply.
             reply: reply with the session's call ids. An id that occurs again identifies no call from then on.
             line: number of its lane.
-            place: place of its segment.
         """
         if thought_of(reply):
             self._thoughts[digest(message_key(reply))] = reply.reasoning or ""
@@ -124,9 +123,8 @@ class Forms:
         """Record messages of a client.
 
         Args:
-            before: digest of the conversation before the messages.
-            messages: messages to record.
-            keys: digest of the conversation up to each message.
+            before: digest of the prefix.
+            keys: `keys[i]` is the digest of the prefix and `messages[:i + 1]`.
             line: number of their lane.
         """
         for message, key in zip(messages, keys, strict=True):

@@ -152,7 +152,6 @@ class ReplyDigest:
 
     Args:
         before: digest of the conversation before the reply.
-        reply: beginning of the reply.
     """
 
     def __init__(self, before: bytes, reply: Message) -> None:
@@ -204,7 +203,6 @@ def chain_digests(before: bytes, messages: Sequence[Message], aliases: Mapping[b
 
     Args:
         before: digest of the messages before these.
-        messages: rest of the conversation.
         aliases: digest of the recorded form, by the digest of a conversation whose last reply has another form.
     """
     keys = []

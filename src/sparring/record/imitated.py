@@ -18,7 +18,6 @@ class Imitator:
     """Policy that will imitate replies of text.
 
     Attributes:
-        renderer: renderer of the policy.
         reply_ids: function from a reply and the tools to its ids, as the policy would sample them; raises BadInput if
             the policy's format cannot express the reply.
         max_context: maximum number of ids of a prompt and its reply.
@@ -50,12 +49,7 @@ class CountedReply(NamedTuple):
 class ImitatedIds:
     """Ids of a session of text for its imitator. They are built incrementally, as in a recorded session: a prompt that
     begins a branch is rendered whole; any other prompt bridges the reply that it continues. So a late turn takes as
-    long as an early one.
-
-    Args:
-        name: name of the session.
-        imitator: policy that will imitate the session.
-    """
+    long as an early one."""
 
     def __init__(self, name: str, imitator: Imitator) -> None:
         self._name, self._imitator = name, imitator
@@ -66,7 +60,6 @@ class ImitatedIds:
 
         Raises:
             LimitReached: the prompt leaves no room for a reply.
-            BadInput: the policy's format refuses the conversation.
         """
         renderer, room = self._imitator.renderer, self._imitator.max_context
         check_far(self._name, turn.messages, renderer, room)
@@ -85,11 +78,6 @@ class ImitatedIds:
 
     def reply(self, turn: TextTurn, prompt: CountedPrompt, reply: Message) -> tuple[int, ...]:
         """Return the ids of a reply [T]; empty if the policy's format cannot express it.
-
-        Args:
-            turn: turn of the reply.
-            prompt: prompt of the turn.
-            reply: reply of the expert.
 
         Raises:
             LimitReached: the context has no room for the reply.

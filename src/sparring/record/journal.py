@@ -50,7 +50,6 @@ class RecordedTurns:
         segments: segments of the role, in the form of a trajectory.
 
     Attributes:
-        places: places of all segments.
         inputs: place of the parent, ids and own place of each input.
         replies: recorded replies that were not given yet, in order.
         is_line: whether each segment follows the previous segment, so that no two requests ran at once.
@@ -102,9 +101,7 @@ class SessionJournal(Protocol):
         """Return the recorded reply to a request, in the recorded order; None if the engine must answer.
 
         Args:
-            role: role of the request.
             prompt: digest of the prompt's ids.
-            sampling: sampling settings of the request.
 
         Raises:
             NotRebuildable: the rollout differs from its journal.

@@ -71,14 +71,12 @@ class RolloutOffer:
     """Offer of one attempt at a rollout.
 
     Attributes:
-        environment: environment of its task.
         shown: plain data for the worker.
         rewards: external rewards of the rollout; None if the run takes no rewards.
         worker: name of the worker that claimed it.
         claimed: event that is set when a worker claims it.
         over: event that is set when the worker finishes it or the lease expires.
         end: worker's report; None if the lease expired.
-        lease: lease of the worker.
         withdrawn: whether it can no longer be claimed.
     """
 
@@ -110,7 +108,6 @@ class Lease:
 
     Attributes:
         id: secret id, known to the worker.
-        offer: offer that was claimed.
         claim: id of the claim; empty if the claim had no id.
         timer: timer of its expiry; None while leases do not expire.
     """
@@ -158,7 +155,6 @@ class Leases:
         """Offer a rollout while the context lasts; its lease ends with the context.
 
         Args:
-            environment: environment of its task.
             shown: plain data for the worker.
             rewards: external rewards of the rollout; None if the run takes no rewards.
         """
@@ -179,7 +175,6 @@ class Leases:
 
         Args:
             environments: environments that the worker can play; empty: all.
-            wait_s: maximum waiting time in seconds.
             worker: name of the worker, for reports.
             id: id of the claim, the same when it is repeated; empty: every claim is a new one.
 

@@ -26,9 +26,7 @@ class Node:
         lane: number of its lane.
         count: number of messages up to it, itself included.
         key: digest of the conversation up to it.
-        reply: reply as a message.
         text: content without surrounding blanks.
-        agent: id of its agent.
         continued: whether a request continues it.
         twin: previous reply with the same history, as a linked list.
     """
@@ -53,7 +51,6 @@ class Lane:
     Attributes:
         history: messages; each is the object from the first request that sent it.
         tools: digest of the tools.
-        specs: tools.
         opening: number of messages in the first request of its agent.
         replied: number of messages up to the last reply.
         key: digest of the messages up to the last reply.
@@ -92,8 +89,6 @@ class Request(NamedTuple):
         before: number of messages up to the reply that it continues.
         keys: digest of the conversation up to each later message.
         tools: digest of the tools.
-        specs: tools.
-        evidence: evidence of the client.
         node: reply that it continues; None if it is rendered whole.
         matched: reply that it would continue if the template had a bridge.
     """
@@ -117,8 +112,6 @@ class Turn:
         length: number of ids of the prompt.
         parent: place of the segment before the input; None for a root.
         added: ids of the input.
-        source: source of the input.
-        input_place: place of the input.
         place: place of the reply.
         lane: number of its lane, whose KV cache can be reused.
         repeat: number of earlier requests with the same prompt, which must draw other random numbers.
@@ -128,7 +121,6 @@ class Turn:
         node: reply that it continues; None if it is rendered whole.
         before: number of messages up to that reply.
         count: number of all messages.
-        evidence: evidence of the client.
     """
 
     ids: hashlib.blake2b

@@ -14,7 +14,6 @@ class Matching(NamedTuple):
     """Parts of a role's record that matching needs.
 
     Attributes:
-        lanes: lanes by number.
         lane_of_reply: lane number by `id()` of the lane's last reply.
         nodes: replies by the digest of their conversation and of the tools.
         written: segments by place.

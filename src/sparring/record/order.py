@@ -53,8 +53,6 @@ def conversation_of(segments: Sequence[Segment], trajectory: str, reply: str) ->
     """Return all messages up to a reply of a trajectory, itself included; None if it is not a reply of the trajectory.
 
     Args:
-        segments: segments of the trajectory.
-        trajectory: id of the trajectory.
         reply: id of the reply, which contains the place of its segment.
     """
     owner, _, place = reply.rpartition("#")

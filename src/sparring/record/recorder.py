@@ -50,8 +50,6 @@ class Recorder:
     """Factory of sessions on one engine. It holds only turns that are about to be written.
 
     Args:
-        engine: engine that samples.
-        renderer: renderer of the engine's model.
         store: store in which every turn is durable before its reply is returned; None keeps the record in memory only.
         sampling: sampling settings. Each session sets `seed` and `stop`; `max_tokens` and `min_tokens` are reduced to
             the remaining budget.
@@ -97,7 +95,6 @@ class Recorder:
             task: task of the rollout; its limits hold unless `limits` is given.
             rollout_id: id of the rollout; roles other than `policy` are recorded under `<rollout_id>/<role>`.
             seed: seed that decides, with a token's position, every random number of the session.
-            role: role of the session.
             admission: index of the rollout's group; the engine serves the lowest first.
             limits: limits that replace the task's.
             journal: journal of this rollout. Its recorded replies answer their requests and are not stored again; new
@@ -117,7 +114,6 @@ class RecordedSession(OpenSession):
     the recorded ids with the new messages appended; otherwise a new branch begins, which is rendered whole.
 
     Attributes:
-        usage: usage so far.
         generate_s: seconds spent waiting for replies, summed over requests.
     """
 

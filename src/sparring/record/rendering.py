@@ -99,22 +99,14 @@ class Planner:
 class Binder:
     """Translator of a request's stop strings and constraint into token ids, by `Renderer.bind`. It compiles grammars in
     a thread, because a large grammar takes a second. The first grammar also needs a table of the vocabulary, which
-    takes another second.
-
-    Args:
-        renderer: renderer of the model.
-    """
+    takes another second."""
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
         self._seen: set[Constraint] = set()
 
     async def bind(self, request: GenerateRequest) -> GenerateRequest:
-        """Return a request as `Renderer.bind` does.
-
-        Raises:
-            BadInput: the constraint does not compile, or a stop string is empty.
-        """
+        """Return a request as `Renderer.bind` does."""
         constraint = request.sampling.constraint
         if constraint is None or constraint in self._seen and len(constraint.source) < LONG:
             return self._renderer.bind(request)

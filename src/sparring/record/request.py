@@ -23,7 +23,6 @@ def check_length(name: str, length: int, room: int) -> None:
     """Refuse a prompt that leaves no room for a reply.
 
     Args:
-        name: name of the session.
         length: number of ids of the prompt.
         room: maximum number of ids of a prompt and its reply.
 
@@ -70,7 +69,6 @@ def cut_reason(base: int, context: int, request: ReplyRequest, granted: int) -> 
     Args:
         base: maximum number of tokens of a reply in the run.
         context: number of tokens that the context has room for.
-        request: request of the client.
         granted: maximum number of tokens of the reply.
     """
     if granted == request.max_tokens and granted < min(base, context):
@@ -88,10 +86,7 @@ def sampling_of(request: ReplyRequest, of_run: Sampling, *, stop_ids: Sequence[i
     """Return the sampling settings of a reply, before the limit of its context.
 
     Args:
-        request: request of the client.
-        of_run: sampling settings of the run.
         stop_ids: ids that end a turn, if the run sets none.
-        seed: seed of this turn.
     """
     new_stops = (string for string in request.stop if string not in of_run.stop_strings)
     sampling = replace(

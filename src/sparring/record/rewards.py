@@ -162,7 +162,6 @@ class OutsideRewards:
 
         Args:
             score: score of the world; its parts and its success are kept.
-            trajectory: trajectory of the attempt.
         """
         parts = dict(score.parts)
         for reward in self._by_target.values():

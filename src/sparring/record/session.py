@@ -34,11 +34,7 @@ class RequestAccount:
     @contextmanager
     def request(self, evidence: Evidence) -> Iterator[Callable[[LimitReached | None], None]]:
         """Record the end of a request that is made inside the context: an exception, or the limit that is passed to the
-        yielded function, None for a complete reply. Requests with label `auxiliary` hit no limit.
-
-        Args:
-            evidence: evidence of the request.
-        """
+        yielded function, None for a complete reply. Requests with label `auxiliary` hit no limit."""
         self._made += 1
         number = self._made
 
@@ -65,7 +61,6 @@ class OpenSession(ABC):
 
     Attributes:
         id: id of the trajectory.
-        account: account of the requests.
         rewards: rewards of the rollout from outside; None if the run takes none.
         journal: journal of the rollout, whose recorded replies answer before the engine does; None for a session
             outside a rollout.
@@ -145,7 +140,7 @@ class OpenSession(ABC):
         return reply.message
 
     def add_layer(self, layer: SessionLayer) -> None:
-        """Put a layer around all replies from now on."""
+        """Wrap later replies in a layer, outside the layers that are there."""
         self._layers.append(layer)
 
     @contextmanager

@@ -46,7 +46,6 @@ class PieceReader:
     """Reader of one reply in pieces, each as soon as it is certain.
 
     Args:
-        reader: reader of the reply's format.
         head: head, which is yielded before the first piece.
         holder: holder of the ids that may be part of a stop string.
         calls: prefix of the ids of its calls.

@@ -24,8 +24,6 @@ class TextTurn(NamedTuple):
     Attributes:
         messages: conversation, with each reply as one message.
         keys: digest of the conversation up to each message.
-        tools: tools of the request.
-        tools_digest: digest of the tools.
         parent: index of the reply that it continues; None if it begins a branch.
         before: number of messages up to that reply.
     """
@@ -111,9 +109,6 @@ class TextTree:
 
         Args:
             request: result of `ask`.
-            reply: reply to write.
-            evidence: evidence of the client.
-            constraint: constraint on the reply.
         """
         parent, key = request
         index, tools = len(self.segments), key[len(START) :]

@@ -13,12 +13,7 @@ _OTHER = re.compile(r"[^0-9A-Za-z]")
 
 def stands_for(name: str, tool: str) -> bool:
     """Return whether a client's name means a tool: it ends with the tool's name, after nothing or a character that is
-    neither a letter nor a digit. Only letters and digits are compared.
-
-    Args:
-        name: client's name of the tool.
-        tool: name of the tool.
-    """
+    neither a letter nor a digit. Only letters and digits are compared."""
     if name == tool:
         return True
     shown, own = _OTHER.sub("_", name), _OTHER.sub("_", tool)
@@ -30,7 +25,6 @@ def tool_meant(name: str | None, tools: Iterable[str]) -> str | None:
 
     Args:
         name: client's name of the tool; None matches no tool.
-        tools: names of the tools.
     """
     meant = [] if name is None else [tool for tool in tools if stands_for(name, tool)]
     return max(meant, key=lambda tool: (tool == name, len(tool)), default=None)

@@ -37,7 +37,6 @@ class TextRecorder:
     trajectories have messages and no tokens. Implements `rollout.episode.SessionRecorder`.
 
     Args:
-        reply: function that answers a request.
         source: source of the replies' segments.
         imitator: policy that will imitate the replies, and whose context limits them; None: tokens are not counted.
     """
@@ -92,7 +91,6 @@ class TextSession(OpenSession):
         Raises:
             LimitReached: the task's limit was hit, or the prompt is too long for the server or for the imitator, which
                 also needs room for the reply.
-            EngineError: no answer came.
         """
         reply = await self._turn(request)
         if request.in_pieces:

@@ -46,7 +46,6 @@ class Tree:
     """All messages and replies of one role, as segments. `plan` assigns places, `append` writes.
 
     Attributes:
-        renderer: renderer of the model.
         tool_lists: cache of tool lists, shared by all sessions of a recorder.
     """
 
@@ -90,7 +89,6 @@ class Tree:
 
         Args:
             inputs: input segments, each as the place of its parent, its ids and its own place.
-            places: places of all segments.
         """
         self._inputs.update({(parent, added): place for parent, added, place in inputs})
         self._reserved = frozenset(places)
@@ -125,7 +123,6 @@ class Tree:
         Args:
             messages: whole conversation.
             tools: tools that the prompt shows.
-            evidence: evidence of the client.
             recorded: `recorded(prompt_digest, n)` returns the reserved place of the n-th (0-based) reply to this
                 prompt, or None if it was not recorded.
 
@@ -194,11 +191,6 @@ class Tree:
         """Write a turn.
 
         Args:
-            turn: planned turn.
-            completion: completion of the engine.
-            reply: parsed reply.
-            sampling: sampling settings of the reply.
-            model: name of the model that sampled it.
             recorded: recorded segment of the reply, if it is played again.
 
         Returns:
@@ -247,8 +239,6 @@ class Tree:
         """Change the label of the reply in a place. Return the changed segment, which must be stored again.
 
         Args:
-            place: place of the reply.
-            label: new label.
             delivered: whether its client received it, if that is known now.
         """
         segment = self._written[place]
@@ -265,7 +255,6 @@ class Tree:
         """Record whether a client received a reply.
 
         Args:
-            reply: id of the reply.
             delivered: whether the client received it. None: unknown, which replaces an earlier True.
 
         Returns:

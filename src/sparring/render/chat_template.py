@@ -27,7 +27,6 @@ class ChatTemplate:
     """A compiled chat template.
 
     Args:
-        special: named special tokens of the checkpoint.
         for_tools: variant for conversations with tools, if the checkpoint has one.
         where: file and key of the template, for error messages.
 

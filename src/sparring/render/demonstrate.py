@@ -56,7 +56,6 @@ def demonstration_tokens(
     prompt is a bridge over the ids so far. Messages after the last reply are left out.
 
     Args:
-        renderer: renderer of the model that imitates.
         imitated: indices of the replies to train on; None for all after the first prompt.
         prompt: number of messages in the first prompt, which may contain replies of earlier conversations; None for all
             messages before the first reply.

@@ -35,7 +35,6 @@ class TemplateRenderer:
     """Renderer of a checkpoint through its own chat template. Implements `Renderer`.
 
     Args:
-        escaper: marks control tokens in the text of messages.
         thinking: value of the template's thinking switch.
         keeps_thoughts: whether thoughts of earlier replies stay in the prompt even if the template drops them.
         stop_ids: further ids that end a turn.

@@ -52,11 +52,7 @@ _HARD = (
 
 
 class TextEncoder:
-    """Encoder of plain text as ids, without the tokens that a checkpoint puts around a text.
-
-    Args:
-        backend: tokenizer that defines the ids.
-    """
+    """Encoder of plain text as ids, without the tokens that a checkpoint puts around a text."""
 
     def __init__(self, backend: Tokenizer) -> None:
         self._backend = backend

@@ -248,11 +248,7 @@ def _render_whole(renderer: Renderer, prompt: Prompt) -> str | None:
 
 def tried_prompts(renderer: Renderer, tools: Sequence[ToolSpec], *, thinking: bool) -> Iterator[Prompt]:
     """Yield made-up prompts as a session writes them, to try a template: first prompts, prompts after replies, and
-    after calls with one or several answers.
-
-    Args:
-        thinking: whether replies have thoughts.
-    """
+    after calls with one or several answers."""
     for messages in _conversations(tools, "I think." if thinking else None):
         last = Message(role="assistant", content="Well.", reasoning="So." if thinking else None)
         try:
@@ -303,11 +299,7 @@ def settled(
     with them.
 
     Args:
-        source: the checkpoint's template.
-        special: named special tokens of the checkpoint.
         prompts: prompts of the run; may be empty.
-        encode: text -> ids.
-        thinking: whether the run's model thinks.
     """
     own, ends = own_source(source), ends_of(renderer)
     first = prompts[:DECIDING]

@@ -44,7 +44,6 @@ class LibraryRenderer:
 
     Args:
         name: the library's name of the renderer.
-        escaper: marks control tokens in the text of messages.
         keeps_thoughts: whether thoughts of earlier replies stay in the prompt even if the format drops them.
         stop_ids: ids that the checkpoint names as ends of a generation, in addition to the format's.
     """
@@ -86,11 +85,7 @@ class LibraryRenderer:
         return self.tokenizer.control.ids
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generation: bool = True) -> Rendered:
-        """Render a conversation as ids [T]; with `generation`, up to where the next reply begins.
-
-        Raises:
-            BadInput: the format refuses the conversation, or has no place for tools.
-        """
+        """Render a conversation as ids [T]; with `generation`, up to where the next reply begins."""
         key = _key(messages, tools, generation)
         remembered = None if key is None else self._remembered.get(key)
         if remembered is not None:

@@ -59,7 +59,6 @@ class LibraryParser:
     """Parser of one format of the library.
 
     Args:
-        library: renderer of the library.
         name: the library's name of the format.
     """
 

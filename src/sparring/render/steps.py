@@ -12,11 +12,7 @@ from sparring.protocols import Renderer
 
 class StepSplitter:
     """Divider of a turn's sampled tokens into steps, at the same separator as the training rows of a process reward
-    model.
-
-    Args:
-        separator: text between two steps.
-    """
+    model."""
 
     def __init__(self, renderer: Renderer, separator: str) -> None:
         self._renderer, self._separator = renderer, separator

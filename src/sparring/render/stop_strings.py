@@ -18,9 +18,6 @@ class StopStrings:
     Its result is a function of the ids alone: a request that is sent again ends at the same token. Only the last ids
     are decoded, as many as the longest string has bytes, since every text token holds at least one byte.
 
-    Args:
-        strings: stop strings, each non-empty.
-
     Raises:
         BadInput: `strings` is empty or contains an empty string.
     """

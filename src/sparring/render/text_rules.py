@@ -27,11 +27,7 @@ class TextRules:
 
     def bind(self, request: GenerateRequest) -> GenerateRequest:
         """Return the request with `ends` made from its stop strings, and `allowed` made from its constraint; also,
-        unless the request has it, `grammar` for a constraint to tool calls and `preface` for any other.
-
-        Raises:
-            BadInput: the constraint does not compile or fit the format's thoughts, or a stop string is empty.
-        """
+        unless the request has it, `grammar` for a constraint to tool calls and `preface` for any other."""
         strings, constraint = request.sampling.stop_strings, request.sampling.constraint
         if strings:
             request = replace(request, ends=StopStrings(self._tokenizer, strings))

@@ -22,8 +22,6 @@ class Attempt:
     """Result of one attempt.
 
     Attributes:
-        rollout: rollout with its outcome and trajectories.
-        score: score of the rollout; None if it has no score.
         error: infrastructure error that broke the attempt; None if the attempt came to an outcome.
         transcripts: conversations of each role in messages, one for each branch.
         is_rebuild: whether the attempt began with recorded events.
@@ -59,7 +57,6 @@ class Attempts:
             id `<rollout_id>/retry-<n>`; the failure of attempt n is recorded as `<rollout_id>/broken-<n>`.
         make_rollout: makes a rollout from an id, the number of an attempt, and trajectories.
         retries: maximum number of consecutive attempts that break without getting further than earlier attempts.
-        calls: counts of the rollout's calls of its worlds.
         journals: source of journals. An attempt that an earlier process began is resumed.
 
     Attributes:
@@ -68,7 +65,6 @@ class Attempts:
         idle: number of attempts since the last attempt that got further than those before it.
         failures: number of attempts that broke in this process.
         refused: reason why the rollout cannot be rebuilt, or empty.
-        calls: calls of this rollout's worlds.
         prepared: state that the next attempt's box is a fork of; None: its world prepares it. Only the first retry at a
             place gets one, and only of a box that its own world had prepared.
     """
@@ -167,7 +163,6 @@ class Attempts:
         self.journal = self._journals.new(id, self.number)
 
     def _without_tokens(self, rollout: Rollout) -> Rollout:
-        """Return the failure of an attempt as a rollout without tokens."""
         first, name = rollout.trajectories[0], f"{self._first_id}/{BROKEN}{rollout.attempt}"
         alone = replace(first, id=trajectory_id(name, first.role), segments=(), usage=Usage())
         return replace(rollout, id=name, trajectories=(alone,))
@@ -177,7 +172,6 @@ class Attempts:
 
 
 def _rollout_of(journal: Journal, reason: str, make_rollout: Callable[..., Rollout]) -> Rollout:
-    """Return an attempt of an earlier process with its tokens."""
     outcome = broken_by(NotRebuildable(reason))
     rollout = make_rollout(id=journal.attempt, attempt=journal.number, trajectories=())
     trajectories = [

@@ -74,8 +74,6 @@ class WorldCalls:
         whose box is a fork of another world's does not count: both may break by what they share.
 
         Args:
-            place: position of the call.
-            failure: how it failed.
             is_fork: whether the world's box is a fork of an earlier world's.
 
         Returns:
@@ -101,12 +99,7 @@ class WorldCalls:
 class AttemptCalls:
     """Calls of the world in one attempt.
 
-    Args:
-        calls: counts of the rollout's calls.
-        playback: playback of the journal.
-
     Attributes:
-        playback: playback of the journal.
         broken: place of the last failed call, unless the journal has an answer to it; None if no call failed.
     """
 
@@ -119,7 +112,6 @@ class AttemptCalls:
 
         Args:
             phase: `open`, `step` or `score`.
-            role: role that replied.
             reply: reply that the world is called with.
         """
         tools = tuple(sorted({call.name for call in reply.tool_calls})) if reply and reply.tool_calls else ()

@@ -51,7 +51,6 @@ class Breaker:
     probe that is of the kind that failed last. If no call had failed, it closes when the probe succeeds.
 
     Args:
-        name: name of the environment.
         outage_s: seconds after which a failed probe ends the run.
         report: called with a sentence when the breaker opens or closes.
         metrics: collector of `rollout/outages` and of their seconds, `rollout/outage_s`.
@@ -159,7 +158,6 @@ class Breaker:
             self._wake()
 
     def _wake(self) -> None:
-        """Wake all attempts that wait."""
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             if not future.done():
@@ -168,13 +166,7 @@ class Breaker:
 
 @dataclass(slots=True)
 class Breakers:
-    """Breakers of all environments of a run, by name.
-
-    Attributes:
-        outage_s: seconds after which an outage ends the run; see `Breaker`.
-        report: called with a sentence; see `Breaker`.
-        metrics: collector of the metrics of outages; see `Breaker`.
-    """
+    """Breakers of all environments of a run, by name."""
 
     outage_s: float
     report: Callable[[str], None] = lambda sentence: None
@@ -192,7 +184,6 @@ class EmptySteps:
     """Counter of consecutive steps without a trainable rollout.
 
     Args:
-        groups_per_step: number of groups in one step.
         report: called with a sentence for each such step.
     """
 

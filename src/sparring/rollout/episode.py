@@ -68,19 +68,14 @@ class GuardedEnv:
     scores and closes the environment.
 
     Args:
-        make: makes the environment.
         executor: runs the environment's code; None runs it on the event loop.
         phases: phases of the attempt; None uses the default limits.
         timeout_s: seconds that the policy's own commands may take together.
         calls: counter of the attempt's calls of the environment, with the playback of its journal; None if there is no
             journal.
         at_once: whether the environment is made on the event loop, because its constructor does not block.
-        preparation: preparation of the box.
 
     Attributes:
-        preparation: preparation of the box.
-        phases: phases of the attempt.
-        calls: counter of the attempt's calls of the environment.
         world_s: seconds spent inside the environment.
         policy_s: seconds of the policy's own commands: of steps that answered, without the time in which a box waits to
             run a command.
@@ -194,7 +189,6 @@ class GuardedEnv:
         """Return the environment's answer to a reply.
 
         Args:
-            reply: reply for the environment.
             role: role that replied; None is the only role of the environment.
             of: reply of the policy that `reply` was made from; None if `reply` is the policy's own.
 
@@ -404,11 +398,7 @@ class RunningEpisode:
         `outcomes.of_silence`.
 
         Args:
-            harness: harness that held the conversation.
             speaks: returns whether the policy speaks for a role.
-
-        Raises:
-            Unanswered: the attempt ended without a turn, and no limit was hit.
         """
         own = [session for role, session in self._sessions.items() if speaks(role)]
         return of_silence(own, f"harness {getattr(harness, 'name', type(harness).__name__)}", self.ended_by)

@@ -60,7 +60,6 @@ class EvalPlan:
 
     Attributes:
         tasks: tasks to evaluate, with unique ids.
-        samples: number of rollouts of each task.
         run_seed: seed that all sampling derives from.
         stage: stage under which groups are recorded; the id of rollout 7 is `<stage>/7`.
         max_context: maximum number of tokens of a prompt and its reply together; None if it is unknown.
@@ -81,15 +80,12 @@ class Finding:
     """Result of one rollout of an evaluation.
 
     Attributes:
-        rollout: id of the rollout.
         success: success of the rollout; None if the environment reports no success, or if `reward` is None.
         reward: reward of the rollout; None if the rollout says nothing about the policy.
-        turns: number of the policy's turns.
         ending: reason of the outcome.
         failure: failure of the infrastructure, for a rollout without a reward. Empty if a limit ended the rollout
             before the policy's first turn, such as a prompt that is too long.
         versions: lowest and highest version of the sampling weights; None if no token was sampled.
-        per_role: reward of each role.
         shortfalls: counts of `rollout.metrics.shortfalls`.
     """
 
@@ -135,7 +131,6 @@ class ScoredRunner:
     reward; a scorer that compares answers has nothing to compare.
 
     Args:
-        runner: runner of single rollouts.
         scorers: scorers in training's order.
     """
 
@@ -173,8 +168,6 @@ async def evaluate(
     finishes.
 
     Args:
-        runner: runner of single rollouts.
-        plan: rollouts to run.
         max_concurrent_rollouts: maximum number of concurrent rollouts, at least 1.
         share: limit on concurrent rollouts alongside training; None if there is no training.
         store: store of the groups; None records nothing.
@@ -212,8 +205,6 @@ def summarize(plan: EvalPlan, findings: Mapping[int, Finding], ks: Sequence[int]
     """Return the metrics of an evaluation.
 
     Args:
-        plan: plan of the evaluation.
-        findings: findings of `evaluate`.
         ks: values of k for pass@k and pass^k.
     """
     by_task: dict[int, list[Finding]] = defaultdict(list)

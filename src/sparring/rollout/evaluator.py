@@ -30,11 +30,9 @@ class Evaluator:
     while the previous one still runs is skipped. Leaving the context stops the running evaluation.
 
     Args:
-        runner: runner of single rollouts.
         plan: plan of each evaluation. The stage after step 20 is `<plan.stage>/20`.
         every: number of steps between evaluations; 0 disables them.
         share: share of the concurrent rollouts.
-        store: store of the groups.
         on_result: called with the step and the result.
         left_out: called with the step of a skipped evaluation and the step of the running one.
         finished: steps whose evaluation is recorded already.

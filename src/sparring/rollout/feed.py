@@ -29,7 +29,6 @@ class TaskFeed:
     should observe are queued. If it answers within `INLINE_S` seconds, no other coroutine runs before the answer.
 
     Args:
-        source: source of tasks.
         report: called with a sentence for each invalid task.
 
     Attributes:
@@ -82,7 +81,6 @@ class TaskFeed:
             self._thread = None
 
     async def _ask_source(self) -> Task | None:
-        """Return the source's next task."""
         if self._thread is None:
             self._thread = threading.Thread(target=_run_calls, args=(self._calls,), name="task source", daemon=True)
             self._thread.start()
@@ -102,7 +100,6 @@ class TaskFeed:
             self._show_groups()
 
     def _show_groups(self) -> None:
-        """Show the source the groups that wait."""
         waiting, self._waiting = self._waiting, []
         for group in waiting:
             self._source.observe(group)

@@ -72,11 +72,7 @@ class GroupLog:
         return f"{self.stage}/{index}/{'baseline' if place is None else place}"
 
     def admit(self, index: int, task: Task, *, version: int, observed: int) -> None:
-        """Record the admission of group `index`.
-
-        Raises:
-            StoreError: it cannot be written.
-        """
+        """Record the admission of group `index`."""
         if self._store is None:
             return
         admission = Admission(task=task.id, digest=digest(task), version=version, observed=observed)
@@ -112,12 +108,7 @@ class GroupLog:
 
         Args:
             rollout_id: id of the rollout's first attempt.
-            task: task of the group.
-            finished: finished rollout.
             by_turns: whether the store has the rollout's turns.
-
-        Raises:
-            StoreError: it cannot be written.
         """
         if self._queue is None:
             return
@@ -137,7 +128,6 @@ class GroupLog:
 
         Args:
             rollout_id: id of the rollout's first attempt.
-            task: task of the group.
         """
         data = self._last(rollout_id, "outcome")
         if data is None:
@@ -152,21 +142,13 @@ class GroupLog:
         return Finished(rollout=rollouts[0], score=stored.score, broken=tuple(rollouts[1:]))
 
     def restart(self, rollout_id: str, reason: str) -> None:
-        """Drop the recorded turns of an unfinished rollout, which will start over.
-
-        Raises:
-            StoreError: it cannot be written.
-        """
+        """Drop the recorded turns of an unfinished rollout, which will start over."""
         if self._store is not None and self._store.forget(rollout_id):
             self._store.record(self._entry("restarted", rollout_id, {"reason": reason}))
 
     async def append(self, group: Group) -> None:
         """Record a scored group. If several groups finish together, other coroutines run between their commits, because
-        a commit takes longer the more tokens its group has.
-
-        Raises:
-            StoreError: it cannot be written.
-        """
+        a commit takes longer the more tokens its group has."""
         if self._store is None:
             return
         async with self._appending:
@@ -183,7 +165,6 @@ class GroupLog:
 
         Raises:
             SparringError: the recorded step has other groups.
-            StoreError: it cannot be written.
         """
         name = step_name(self.stage, step)
         recorded = self._last(name, "trained")

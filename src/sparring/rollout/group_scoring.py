@@ -43,7 +43,6 @@ class GroupScoring:
     async def _score_with_retries(
         self, scorer: Scorer, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]
     ) -> Sequence[Score]:
-        """Call one scorer until it succeeds or the retries are used up."""
         config = self._runner.config
         for retry in range(config.retries.rebuilds + 1):
             if retry:
@@ -58,7 +57,6 @@ class GroupScoring:
     async def _score_once(
         self, scorer: Scorer, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]
     ) -> Sequence[Score]:
-        """Call one scorer once."""
         where, executor = f"scorer {type(scorer).__name__}", self._runner.executors()
         try:
             with self._runner.phases(rollouts[0].id).within("score", where), boundary(JudgeError, where):

@@ -108,11 +108,7 @@ class Journal:
             self._unwritten.append(entry_of(answer, self.attempt))
 
     def rewarded(self, reward: Mapping[str, Any]) -> None:
-        """Write a reward from outside to the store and append it.
-
-        Raises:
-            StoreError: it cannot be written.
-        """
+        """Write a reward from outside to the store and append it."""
         event = Rewarded(reward)
         if self._store is not None:
             self._store.record(entry_of(event, self.attempt))
@@ -149,22 +145,14 @@ class Journals:
         return Journal(attempt, number, store=self._store)
 
     def note(self, kind: str, attempt: str, data: Mapping[str, Any]) -> None:
-        """Report an event of an attempt. A time limit that was hit and the end of a program are written to the store.
-
-        Raises:
-            StoreError: it cannot be written.
-        """
+        """Report an event of an attempt, and store it if it is a time limit that was hit or the end of a program."""
         self._recorded(kind, attempt, data)
         kept = _STORED_EVENTS.get(kind)
         if self._store is not None and kept is not None:
             self._store.record(LogEntry(stage=stage_of(attempt), kind=kept, name=attempt, data=data))
 
     def start_over(self, rollout: str, next_: Journal, reason: str) -> None:
-        """Record that a rollout starts over with another journal.
-
-        Raises:
-            StoreError: it cannot be written.
-        """
+        """Record that a rollout starts over with another journal."""
         if self._store is not None:
             event = StartedOver(id=next_.attempt, number=next_.number, reason=reason)
             self._store.record(entry_of(event, rollout))
@@ -175,11 +163,7 @@ class Journals:
 
     def unfinished(self, rollout: str) -> list[tuple[Journal, str]]:
         """Return the journals of a rollout that an earlier process began, each with the reason why its attempt ended.
-        The last one is to be resumed. The list is empty for a new rollout.
-
-        Raises:
-            StoreError: the store cannot be read or is damaged.
-        """
+        The last one is to be resumed. The list is empty for a new rollout."""
         if self._store is None or self._begins and rollout not in self._expected:
             return []
         self._expected.discard(rollout)
@@ -202,7 +186,6 @@ class Journals:
         return journal
 
     def _log_events(self, name: str, *kinds: LogKind) -> Iterable[Entered]:
-        """Yield the logged events of a rollout or attempt."""
         assert self._store is not None
         for _, entry in self._store.entries(stage_of(name), name=name, kinds=kinds):
             event = event_of(entry)
@@ -223,10 +206,8 @@ class Playback:
         journal: journal of the attempt; None is an empty one.
 
     Attributes:
-        is_rebuild: whether anything was recorded before.
         difference: first difference of the rollout from its journal, or None.
         answers: number of the world's answers to each role so far.
-        closed: whether the attempt has ended.
         calls: number of the world's calls that run now.
     """
 
@@ -295,7 +276,6 @@ class Playback:
 
         Args:
             role: role that was answered; "" for the opening.
-            observation: answer of the world.
             took_s: seconds of the policy's own time that the answer took.
 
         Returns:

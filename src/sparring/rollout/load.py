@@ -29,9 +29,6 @@ class Limiter:
 
     Args:
         limit: returns the current limit, at least 1.
-
-    Attributes:
-        in_use: number of places taken.
     """
 
     def __init__(self, limit: Callable[[], int]) -> None:
@@ -94,7 +91,6 @@ class Places:
         self._limiter.release()
 
     def _adapt(self, now: Mapping[str, float]) -> None:
-        """Adapt the limit to the engine's metrics."""
         if self._before is None or "kv_lost_tokens" not in now or self.in_use > self.limit:
             self._before = now  # no metrics, or the last cut has had no effect yet
             return
@@ -118,13 +114,11 @@ class EvalShare:
     evaluation gets its share of the throughput, and training loses no more than that.
 
     Args:
-        places: places of training's rollouts.
         share: share of all places, above 0 and below 1.
         most: upper bound of the evaluation's places.
         admission: returns the index of the group that training admits next.
 
     Attributes:
-        most: the upper bound.
         admission: returns the number of the group that training admits next.
     """
 
@@ -149,7 +143,6 @@ class CappedBoxes:
     """Pool of boxes that limits how many start at once. Implements `protocols.Boxes`.
 
     Args:
-        pool: pool that makes the boxes.
         most: maximum number of boxes that start at once, at least 1.
 
     Attributes:

@@ -27,12 +27,7 @@ Shares = Mapping[str, tuple[float, float]]
 
 
 class Warnings:
-    """Warnings about the metrics of steps or evaluations, each given once.
-
-    Args:
-        report: called with a sentence.
-        prefix: prefix of the metrics' names.
-    """
+    """Warnings about the metrics of steps or evaluations, each given once."""
 
     def __init__(self, report: Callable[[str], None], prefix: str = "rollout/") -> None:
         self._report, self._prefix = report, prefix
@@ -56,8 +51,6 @@ def measure(metrics: Metrics, group: Group, *, lag: int, max_context: int | None
     spent in the world.
 
     Args:
-        metrics: collector of the metrics.
-        group: scored group.
         lag: lag of the group in optimiser steps when it is trained.
         max_context: maximum number of tokens of a prompt and its reply together; None if it is unknown.
     """
@@ -135,7 +128,6 @@ def admitted_metrics(admitted: AdmittedRollouts) -> dict[str, float]:
 
 
 def _measure_rollout(metrics: Metrics, rollout: Rollout) -> None:
-    """Add the counts and times of one trainable rollout."""
     tokens = sampled_tokens(rollout)
     metrics.add("rollout/tokens_mean", tokens)
     metrics.add("rollout/tokens", tokens, "sum")
@@ -167,7 +159,6 @@ class HarnessEnds:
     """Counter of failures of harnesses and agent programs; the first of each kind is reported.
 
     Args:
-        metrics: collector of the counts.
         report: called with a sentence for the user.
     """
 

@@ -84,7 +84,6 @@ class Wait:
 
     Attributes:
         rollout_id: id of the attempt.
-        phase: kind of the phase.
         detail: called tools, or the part that is closed.
         since: time at which it began, in seconds of the event loop's clock.
     """
@@ -148,10 +147,6 @@ class Waits:
 
     Args:
         config: `[rollout]` section with the limits.
-
-    Attributes:
-        under_way: running phases, by kind.
-        spans: timer of activities.
     """
 
     def __init__(self, config: RolloutConfig) -> None:
@@ -219,11 +214,9 @@ class Phases:
 
     Args:
         waits: running phases of the runner, and their limits.
-        rollout_id: id of the attempt.
         recorded: called with each limit that was hit.
 
     Attributes:
-        rollout_id: id of the attempt.
         struck: error of the first limit that was hit; None if none was. The harness cannot continue after it.
         turns: number of replies that were requested.
     """
@@ -242,7 +235,6 @@ class Phases:
         `harness` applies to each interval between two other phases.
 
         Args:
-            phase: kind of the phase.
             detail: called tools, or the part that is closed.
             error: class of the error; None uses the phase's own.
 
@@ -290,12 +282,7 @@ class Phases:
 
 
 class TurnLimit(SessionLayer):
-    """Time limit on every turn of one role.
-
-    Args:
-        phases: phases of the attempt.
-        role: role that the session belongs to.
-    """
+    """Time limit on every turn of one role."""
 
     def __init__(self, phases: Phases, role: str) -> None:
         self._phases, self._detail = phases, "" if role == POLICY else role
@@ -341,5 +328,4 @@ class TurnLimit(SessionLayer):
 
 
 def _key(phase: Phase) -> str:
-    """Return the `[rollout.timeouts]` key of a phase's limit."""
     return "tool_s" if phase == "harness" else f"{phase}_s"

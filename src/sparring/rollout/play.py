@@ -49,8 +49,6 @@ class RolloutRequest:
     Attributes:
         task: task with the limits of the run.
         index: place of the rollout in its group.
-        seed: seed of the sampling.
-        purpose: purpose of the rollout.
         admission: index of the group; the engine serves the lowest first.
     """
 
@@ -71,18 +69,14 @@ class Player:
     result while the environment is open.
 
     Attributes:
-        factory: factory of environments.
         boxes: pool of boxes, for tasks with a `box`. With `CappedBoxes`, an attempt that waits for other boxes to start
             is in the phase `box queue`, which has no limit.
         recorder: opener of sessions, which are answered by the journal, then by an engine.
-        harness: harness that holds the conversation.
         config: limits and retries.
         executors: makes the executor of an environment, with `shared` from the factory. With `InlineExecutor`, an
             environment that blocks also blocks the event loop.
         log: journals of the attempts. With a store, rollouts that an earlier process began are resumed.
-        report: called with sentences for the user.
         close_failures: latest errors of closing environments and boxes; they change no outcome.
-        waits: running phases of all attempts.
         abandoned: number of environments whose code continued after it was cancelled.
     """
 
@@ -125,14 +119,8 @@ class Player:
         """Play an attempt: the journal first, then the engine. Its world is always closed.
 
         Args:
-            request: request for the rollout.
             journal: journal of the attempt; new events are appended.
-            number: number of the attempt.
-            calls: counts of the rollout's calls of its worlds.
             prepared: state that its box is a fork of; None: its world prepares the box.
-
-        Raises:
-            BadInput: the harness requested a role that the world does not have.
         """
         preparation = Preparation(prepared)
         episode = self._episode(request, journal, calls, preparation)
@@ -186,12 +174,7 @@ class Player:
         )
 
     async def _conclude(self, episode: RunningEpisode, make_rollout: Callable[..., Rollout]) -> Attempt:
-        """Bring an episode to its outcome, or to the error that broke it.
-
-        Args:
-            episode: episode of the attempt.
-            make_rollout: makes the rollout from its trajectories.
-        """
+        """Bring an episode to its outcome, or to the error that broke it."""
         clock = asyncio.get_running_loop().time
         started, began = time.time(), clock()
         scoring = False
@@ -293,7 +276,6 @@ class Player:
         return outcome
 
     async def _run_harness(self, episode: RunningEpisode) -> Outcome:
-        """Run the harness and return the outcome of its end."""
         try:
             with episode.env.phases.within("harness"), boundary(HarnessError, "harness"):
                 await InlineExecutor().run(self.harness.run, episode)

@@ -115,11 +115,7 @@ def turns_of(rollouts: Iterable[Rollout], model: str) -> Iterator[RecordedTurn]:
 
 
 async def resample(turns: Iterable[RecordedTurn], engine: Engine, renderer: Renderer) -> Resampling:
-    """Sample again all turns of the version that the engine serves.
-
-    Raises:
-        EngineError: the engine failed.
-    """
+    """Sample again all turns of the version that the engine serves."""
     resampling = Resampling(engine, renderer)
     resampling.add(turns)
     try:
@@ -147,8 +143,6 @@ class Resampling:
         renderer: renderer of the model, for stop strings and constraints.
 
     Attributes:
-        turns: number of replayed turns.
-        tokens: number of tokens in these turns.
         across: number of replayed turns of several versions.
         crowded: number of turns that could not be compared, because the cache was too small and the engine computed
             keys and values again at other places than before.
@@ -184,11 +178,7 @@ class Resampling:
             self._by_version[turn.recorded.versions.values[0]].append((self._added, turn))
 
     async def under(self, version: int) -> None:
-        """Sample all turns of `version`, which the engine serves now.
-
-        Raises:
-            EngineError: the engine failed.
-        """
+        """Sample all turns of `version`, which the engine serves now."""
         turns = self._by_version.pop(version, [])
         alone = iter([(order, turn) for order, turn in turns if len(turn.versions) == 1])
 
@@ -244,11 +234,7 @@ class _HeldTurn:
         self.tokens, self.grew = 0, asyncio.Event()
 
     async def reach(self, version: int) -> None:
-        """Wait until all tokens of versions up to `version` are sampled.
-
-        Raises:
-            EngineError: the engine failed.
-        """
+        """Wait until all tokens of versions up to `version` are sampled."""
         runs = self.turn.recorded.versions
         ends = zip(runs.values, accumulate(runs.lengths), strict=True)
         expected = max((end for sampled_by, end in ends if sampled_by <= version), default=0)

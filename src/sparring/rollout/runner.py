@@ -26,7 +26,6 @@ class Finished:
     """Finished rollout. The broken attempts are kept, so that every sampled token has an owner.
 
     Attributes:
-        rollout: rollout with its outcome and trajectories.
         score: score of the rollout; None if the rollout leaves its group. Its reward is None if the world leaves it to
             a second scoring pass.
         broken: earlier attempts that the infrastructure broke.
@@ -40,12 +39,7 @@ class Finished:
 
 
 class RolloutRunner(Player):
-    """Runner of single rollouts: plays attempts until one comes to an outcome.
-
-    Attributes:
-        breakers: circuit breakers of the environments.
-        places: concurrency limit of a scheduler's rollouts.
-    """
+    """Runner of single rollouts: plays attempts until one comes to an outcome."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,7 +74,6 @@ class RolloutRunner(Player):
 
         Raises:
             CancelledError: the awaiting task was cancelled; world, box and sessions are closed.
-            Outage: the environment's infrastructure stays down; see `Breaker`.
         """
         request = RolloutRequest(
             task=self._with_limits(task), index=index, seed=seed, purpose=purpose, admission=admission
@@ -91,11 +84,7 @@ class RolloutRunner(Player):
         return await self._play_attempts(rollout_id, request, attempts)
 
     async def attempt(self, task: Task, *, rollout_id: str, index: int, seed: int) -> Attempt:
-        """Run a task once. The arguments are as in `run`.
-
-        Raises:
-            BadInput: the harness requested a role that the world does not have.
-        """
+        """Run a task once. The arguments are as in `run`."""
         request = RolloutRequest(task=self._with_limits(task), index=index, seed=seed)
         return await self.play(request, self.log.new(rollout_id), 0, WorldCalls(self._successes[task.env]))
 
@@ -145,6 +134,5 @@ class RolloutRunner(Player):
         return Finished(rollout=rollout, score=score, broken=attempts.finish(), transcripts=attempt.transcripts)
 
     def _with_limits(self, task: Task) -> Task:
-        """Return the task with the limits of the run."""
         limits = self.config.limits.apply(task.limits)
         return task if limits == task.limits else replace(task, limits=limits)

@@ -34,19 +34,13 @@ class Scheduler:
     """Source of scored groups, in admission order.
 
     Args:
-        runner: runner of single rollouts.
-        source: source of tasks.
         window: limit on how far rollouts run ahead of the trainer.
-        run_seed: seed that all sampling derives from.
         engine_version: returns the version that the engine serves.
         scorers: scorers of whole groups, in order.
         log: log of admissions, outcomes and groups. A resume yields the recorded groups and finishes the unfinished
             ones. The log's stage begins every id.
         baseline: whether each task gets one more rollout, with the purpose "baseline". Its score goes to
             `Group.baselines`; without a score the rollout goes to `Group.failed`.
-
-    Attributes:
-        places: concurrency limit of the runner's rollouts.
     """
 
     def __init__(
@@ -142,9 +136,6 @@ class Scheduler:
         """Return the state that a resume after `step` steps needs: the state before the first group of the next step
         was admitted.
 
-        Args:
-            step: last released step.
-
         Raises:
             ValueError: `step` is not the last released step, so its state is unknown.
         """
@@ -156,11 +147,7 @@ class Scheduler:
         return dict(self._states[first])
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore a state: the groups after it are admitted again, and recorded groups are read from the log.
-
-        Args:
-            state: state that `state` returned.
-        """
+        """Restore a state: the groups after it are admitted again, and recorded groups are read from the log."""
         self._window.resume(state["step"])
         self._source.restore(state["source"])
         self._observed = state["observed"]
@@ -268,7 +255,6 @@ class Scheduler:
         return admission
 
     def _observe(self, group: Group) -> None:
-        """Show the source a group."""
         self._source.observe(group)
         self._observed = group.index + 1
 
@@ -310,7 +296,6 @@ class Scheduler:
             self._straggler.end(index)
 
     def _seed(self, purpose: Purpose, task: Task, index: int, place: int) -> int:
-        """Return the seed of the rollout in `place` of group `index`."""
         return rollout_seed(self._run_seed, purpose, task, place, self._log.group_id(index))
 
     async def _group(self, task: Task, index: int, version: int, rollouts: Sequence[asyncio.Future[Finished]]) -> Group:
@@ -384,7 +369,6 @@ class Scheduler:
 
 
 def _future_of(result: T) -> asyncio.Future[T]:
-    """Return a future with a result."""
     future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
     future.set_result(result)
     return future

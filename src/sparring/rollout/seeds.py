@@ -18,8 +18,6 @@ def rollout_seed(run_seed: int, purpose: Purpose, task: Task, index: int, group:
 
     Args:
         run_seed: `[run] seed`.
-        purpose: purpose of the rollout.
-        task: task of the rollout.
         index: place of the rollout in its group, or number of the sample of this task, from 0.
         group: id of the group: stage and admission index (`rl/12`). None in evaluation.
     """

@@ -16,9 +16,7 @@ class Stalls:
     has become the oldest.
 
     Args:
-        waits: running phases of all attempts.
         stalled_s: seconds without a finished attempt after which a stall is reported.
-        report: called with a sentence.
     """
 
     def __init__(self, waits: Waits, stalled_s: float, report: Callable[[str], None]) -> None:

@@ -16,13 +16,7 @@ SHOWN = 60
 
 
 class WorldAnswer(NamedTuple):
-    """Answer of the world. The opening has an empty role and no reply.
-
-    Attributes:
-        role: role that the world answered.
-        reply: reply that the world answered.
-        observation: the answer.
-    """
+    """Answer of the world. The opening has an empty role and no reply."""
 
     role: str
     reply: Message | None
@@ -43,7 +37,6 @@ class AnsweredTurns:
     by one, and prefix tool names with a server's name. If a role has one turn, all answers belong to it.
 
     Args:
-        trajectory: trajectory of the role.
         replies: replies that the world answered, in order.
 
     Attributes:
@@ -119,10 +112,7 @@ def with_turns(
     over its answers, 0 without any; its state is the state in which it was sampled.
 
     Args:
-        score: score of the world.
-        trajectories: trajectory of each role.
         answers: answers of the world, beginning with the opening.
-        several: whether the world has several roles.
 
     Raises:
         HarnessError: an answer with a reward or a state belongs to no turn.
@@ -199,7 +189,6 @@ def _arguments(call: ToolCall) -> bytes:
 
 
 def _no_turn_error(trajectory: Trajectory, answer: WorldAnswer, number: int) -> HarnessError:
-    """Return the error about an answer that belongs to no turn."""
     what = "a state" if not answer.observation.reward else f"the reward {answer.observation.reward:g}"
     shown = "; ".join(f"{at} {_excerpt(turn.message)}" for at, turn in enumerate(trajectory.turns))
     return HarnessError(
@@ -211,7 +200,6 @@ def _no_turn_error(trajectory: Trajectory, answer: WorldAnswer, number: int) -> 
 
 
 def _excerpt(message: Message | None) -> str:
-    """Return the beginning of a message's text or calls."""
     if message is None:
         return "nothing"
     text = message.content or ", ".join(

@@ -113,7 +113,6 @@ def check_window(
     The proof needs at least one place, finite limits, and an engine that one rollout fits into; these are checked.
 
     Args:
-        config: `[rollout]` section.
         groups_per_step: `[rl] groups_per_step`.
         engine_tokens: number of tokens that the engine's cache holds; None if it has no bound.
         rollout_tokens: longest context of one rollout; None if it is not known yet.

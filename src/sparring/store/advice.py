@@ -31,7 +31,6 @@ def store_error(path: Path, what: str, error: sqlite3.Error | OSError) -> StoreE
     Args:
         path: file or folder of the store.
         what: what was to be done, as an infinitive.
-        error: cause.
     """
     code = getattr(error, "sqlite_errorname", "SQLITE_CANTOPEN")
     do = next((way for name, way in WAY_OUT.items() if code.startswith(name)), "report this as a defect of Sparring")

@@ -42,9 +42,9 @@ thread that decodes with it then crashes the process."""
 
 
 class StoredRollout(msgspec.Struct, frozen=True, kw_only=True):
-    """Rollout without its task, which its group holds once: `task` is None if it equals the group's. A branch of a
-    conversation stores only the ids after its common beginning with the conversation it leaves; `shared` tells, for
-    each trajectory, where the ids of such beginnings are; it is empty if no trajectory has such ids."""
+    """Rollout as it is stored. `task` is None if it is its group's. Leading ids that a branch has in common with the
+    one that it leaves are left out: `shared[t]` says, by segment of trajectory t, where they are. It is empty if no
+    trajectory has such ids."""
 
     id: str
     task: Task | None

@@ -76,13 +76,7 @@ def first_difference(left: Store, right: Store, stage: str, groups_per_step: int
     """Return the first difference between two records of a stage that trains on its own rollouts.
 
     Args:
-        left: first record.
-        right: second record.
         stage: `rl` or `distill`.
-        groups_per_step: number of groups per step.
-
-    Raises:
-        StoreError: a file cannot be read or is damaged.
     """
     finished = tuple({step for step, _ in store.metrics(stage)} for store in (left, right))
     for step in count(1):
@@ -107,12 +101,7 @@ def first_group_difference(left: Store, right: Store, stage: str) -> Comparison:
     """Return the first difference between the groups, by index, of a stage without training, such as an evaluation.
 
     Args:
-        left: first record.
-        right: second record.
         stage: name under which the groups are recorded, such as `eval/rl`.
-
-    Raises:
-        StoreError: a file cannot be read or is damaged.
     """
     last = "the start"
     for first, second in zip_longest(left.groups(stage=stage), right.groups(stage=stage)):
@@ -127,16 +116,7 @@ def first_group_difference(left: Store, right: Store, stage: str) -> Comparison:
 
 
 def first_metric_difference(left: Store, right: Store, stage: str) -> Comparison:
-    """Return the first difference between the metrics of a stage, step by step, apart from metrics of time.
-
-    Args:
-        left: first record.
-        right: second record.
-        stage: stage of the run.
-
-    Raises:
-        StoreError: a file cannot be read or is damaged.
-    """
+    """Return the first difference between the metrics of a stage, step by step, apart from metrics of time."""
     for first, second in zip_longest(left.metrics(stage), right.metrics(stage)):
         if first is None or second is None:
             step = (first or second)[0]
@@ -165,7 +145,6 @@ def _events(
 
 
 def _difference(event: str, where: str, first: Any, second: Any) -> RecordDifference | None:
-    """Return the first difference between two records of an event."""
     if event == "group":
         return group_difference(where, first, second)
     if event == "published":
@@ -178,7 +157,6 @@ def _difference(event: str, where: str, first: Any, second: Any) -> RecordDiffer
 
 
 def _admission(store: Store, stage: str, index: int) -> Mapping[str, Any] | None:
-    """Return the admission of a group."""
     data = _last(store, stage, f"{stage}/{index}", "admitted")
     return None if data is None else {part: data[part] for part in PARTS}
 
@@ -214,8 +192,6 @@ def group_difference(where: str, left: Group, right: Group) -> RecordDifference 
 
     Args:
         where: event that the groups belong to, for the report.
-        left: first group.
-        right: second group.
     """
     where = f"{where}, {left.id}"
     if left.task.id != right.task.id:
@@ -246,8 +222,6 @@ def rollout_difference(where: str, left: Rollout, right: Rollout) -> RecordDiffe
 
     Args:
         where: rollout, for the report.
-        left: first rollout.
-        right: second rollout.
     """
     roles = [trajectory.role for trajectory in left.trajectories]
     if roles != (counterparts := [trajectory.role for trajectory in right.trajectories]):
@@ -285,8 +259,6 @@ def segment_difference(where: str, left: Segment, right: Segment) -> RecordDiffe
 
     Args:
         where: turn, for the report.
-        left: first segment.
-        right: second segment.
     """
     kind = "prompt token" if left.model is None else "sampled token"
     if not _equal(_columns(left), _columns(right)):
@@ -319,8 +291,6 @@ def score_difference(where: str, left: Score | None, right: Score | None) -> Rec
 
     Args:
         where: rollout, for the report.
-        left: first score.
-        right: second score.
     """
     if left is None or right is None:
         return None if left is right else _differs(where, "score", left and left.reward, right and right.reward)

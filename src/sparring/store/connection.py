@@ -36,7 +36,6 @@ def connect(path: Path, *, read_only: bool = False, exclusive: bool = False) -> 
     connection.
 
     Args:
-        path: database file.
         read_only: open an existing file for reading.
         exclusive: share no memory with other connections. Readers then come after the writer.
 
@@ -57,11 +56,8 @@ def connect(path: Path, *, read_only: bool = False, exclusive: bool = False) -> 
 
 
 def end_log(database: sqlite3.Connection) -> None:
-    """Copy the log of an exclusive connection into the database, and leave a file that needs no shared memory.
-
-    Raises:
-        sqlite3.Error: the file cannot be written.
-    """
+    """Checkpoint the write-ahead log of an exclusive connection and leave WAL mode, so that a reader needs no `-shm`
+    file."""
     database.execute("PRAGMA journal_mode = DELETE").fetchall()
 
 
@@ -77,9 +73,6 @@ def copy_log(path: Path) -> None:
 
 def is_blank(path: Path) -> bool:
     """Return True if a store's file is missing, empty, or without tables.
-
-    Args:
-        path: database file.
 
     Raises:
         BadInput: another version wrote it, it is no database, or a run holds it on a file system without shared memory.

@@ -13,10 +13,6 @@ from sparring.store.connection import connect, needs_exclusive
 def copy_store(source: Path, target: Path) -> None:
     """Copy a store at its last commit; a run may be writing it.
 
-    Args:
-        source: file of a store.
-        target: new file.
-
     Raises:
         BadInput: a run holds it on a file system without shared memory.
         StoreError: the store cannot be read, or the disk is full.

@@ -28,12 +28,8 @@ LOCK_BYTE = 1 << 30
 def check_header(path: Path) -> None:
     """Refuse a database that lost its beginning, before SQLite opens it. An empty file without a log is new.
 
-    Args:
-        path: database file.
-
     Raises:
         StoreError: the database lost its beginning.
-        OSError: the file cannot be examined.
     """
     log = _log(path)
     size = path.stat().st_size if path.exists() else 0
@@ -46,14 +42,8 @@ def check_pages(path: Path, database: sqlite3.Connection) -> None:
     """Refuse a database with pages that are in neither the file nor the log, or with more pages than its log knows,
     which means that the log was truncated.
 
-    Args:
-        path: database file.
-        database: connection to it.
-
     Raises:
         StoreError: a page is missing, or the log was truncated.
-        sqlite3.Error: the database cannot be read.
-        OSError: a file cannot be read.
     """
     with path.open("rb") as file:  # before the log is read: a live writer copies pages from the log to the file
         header = file.read(HEADER_BYTES)

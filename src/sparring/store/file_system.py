@@ -32,7 +32,6 @@ class FileSystem:
 
     Attributes:
         kind: type as the kernel names it, such as `ext4` or `nfs4`; empty if it is unknown.
-        options: options of its mount.
     """
 
     kind: str

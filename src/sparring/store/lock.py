@@ -17,7 +17,6 @@ class RunLock:
     for the error of the next process.
 
     Args:
-        path: lock file.
         reads: the next process is a reader where there is no shared memory. It does not name itself in the file.
 
     Raises:

@@ -36,11 +36,7 @@ CREATE INDEX log_by_name ON log (name)
 
 
 def create_tables(database: sqlite3.Connection) -> None:
-    """Create the tables of an empty database, within the open transaction.
-
-    Raises:
-        sqlite3.Error: a statement failed.
-    """
+    """Create the tables of an empty database, within the open transaction."""
     for statement in TABLES.split(";"):
         database.execute(statement)
     database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -51,7 +47,6 @@ def version_of(path: Path, database: sqlite3.Connection) -> int:
 
     Raises:
         BadInput: the store is of another version, or the file is no database.
-        sqlite3.Error: the file cannot be read.
     """
     try:
         version: int = database.execute("PRAGMA user_version").fetchone()[0]

@@ -84,7 +84,6 @@ class SqliteStore:
             stack.pop_all()
 
     def _prepare(self, read_only: bool) -> None:
-        """Set up the connection, and create the tables of a new file."""
         with self._store_errors("open"):
             version = version_of(self._path, self._database)
             if not read_only:  # an exclusive store has no log after it is closed
@@ -158,8 +157,6 @@ class SqliteStore:
         stages are ordered by their first group. Groups are read one by one, so a long run fits into memory.
 
         Args:
-            stage: stage of the run.
-            first: index of the first group.
             end: index after the last group.
         """
         if stage is None:
@@ -215,7 +212,6 @@ class SqliteStore:
         a time, so a long log fits into memory.
 
         Args:
-            stage: stage of the run.
             after: row before the first.
             kinds: kinds to yield; None: all.
             name: id that the entries are about; found by an index, whatever the length of the log.
@@ -332,8 +328,6 @@ class SqliteStore:
         stay in the file.
 
         Args:
-            stage: stage of the run.
-            step: last step that is kept.
             first_group: index of the first group that is superseded. The turns and log entries that an earlier process
                 left of this and later groups' rollouts are dropped, and so are its log entries of later steps. None:
                 keep all groups.

@@ -295,7 +295,6 @@ class Rollout:
     """One attempt at a task.
 
     Attributes:
-        index: position in the group.
         attempt: number of retries before it.
         trajectories: one trajectory per role that got a request, in the world's order of roles; an attempt without
             requests has an empty trajectory of the first role.

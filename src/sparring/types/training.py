@@ -149,7 +149,6 @@ class Batch:
 
     Attributes:
         step: number of the update.
-        denominators: global denominator of each loss term.
         publish: True if the engine gets the weights after this step.
         ends_update: True for the last optimiser step of an update.
         account: account of the update's sampled tokens, on its last batch.

@@ -1,4 +1,4 @@
-"""docs/algorithms.md says what the code says, and of every name, default and preset where it is from."""
+"""docs/algorithms/ says what the code says, and of every name, default and preset where it is from."""
 
 import runpy
 from collections.abc import Mapping
@@ -14,20 +14,33 @@ from sparring.algo.presets import ALGORITHMS
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 WRITER = runpy.run_path(str(DOCS / "write_algorithms.py"))
-KINDS = [kind for _, _, kinds in WRITER["SECTIONS"] for kind in kinds]
+KINDS = [kind for _, parts in WRITER["PAGES"].values() for part in parts for kind in part.kinds]
+PAGES = WRITER["pages"]()
 
 
-def test_the_page_is_what_its_writer_writes() -> None:
-    written = WRITER["page"]()
-    assert (DOCS / "algorithms.md").read_text() == written, "run: python docs/write_algorithms.py"
-    assert "### `rloo`\n\nRLOO: a rollout's reward less the mean of its siblings'." in written
-    assert "| `lambda_policy` | number | `0.95` | TRL's PPO; " in written
-    assert '### preset `gspo`\n\n`ratio = "sequence"`, ' in written and "*From*: arXiv 2507.18071, " in written
+def test_the_pages_are_what_their_writer_writes() -> None:
+    committed = {page.name: page.read_text() for page in (DOCS / "algorithms").glob("*.md")}
+    assert committed == PAGES, "run: python docs/write_algorithms.py"
+    assert "## `rloo`\n\nRLOO: a rollout's reward less the mean of its siblings'." in PAGES["credit.md"]
+    assert "| `lambda_policy` | number | `0.95` | TRL's PPO; " in PAGES["credit.md"]
+    assert '## `gspo`\n\n`ratio = "sequence"`, ' in PAGES["presets-loss.md"]
+    assert "*From*: arXiv 2507.18071, " in PAGES["presets-loss.md"]
+
+
+def test_every_name_has_a_place_that_the_index_leads_to() -> None:
+    assert len(KINDS) == len(set(KINDS)) == len(WRITER["PLACES"])
+    presets = {
+        name: page for page in ("presets-loss.md", "presets-credit.md") for name in WRITER["PAGES"][page][1][0].names
+    }
+    assert presets.keys() == ALGORITHMS.keys()
+    for place in [*WRITER["PLACES"].values(), *(f"{page}#{name}" for name, page in presets.items())]:
+        page, _, name = place.partition("#")
+        assert f"({place})" in PAGES["index.md"] and f"# `{name}`\n" in PAGES[page]
 
 
 def test_every_row_of_a_table_has_the_cells_of_its_head() -> None:
     cells = 0
-    for line in (DOCS / "algorithms.md").read_text().splitlines():
+    for line in "\n".join(PAGES.values()).splitlines():
         found = line.count(" | ") + 1 if line.startswith("|") else 0
         assert found == cells or not found or not cells, line
         assert found or not line.endswith(" |"), f"half a row: {line}"
@@ -76,6 +89,6 @@ def test_no_source_is_of_a_rule_that_is_gone() -> None:
 
 def test_a_new_rule_comes_with_its_sources() -> None:
     """Every rule that a recipe can name stands on the page, so that the tests above ask it."""
-    config = WRITER["CONFIGURATION"]
-    named = [rule for field in msgspec.structs.fields(AlgoConfig) for rule in config["_rules"](field.type).values()]
+    rules = WRITER["STRUCTS"]["rules"]
+    named = [rule for field in msgspec.structs.fields(AlgoConfig) for rule in rules(field.type).values()]
     assert len(named) > 40 and set(named) <= set(KINDS)

@@ -105,4 +105,4 @@ class BaseCredit(NamedRule, frozen=True, kw_only=True):
         missing = [name for name in self.reads if name not in written]
         if missing:
             expected = f"a credit that does not need the annotation '{missing[0]}', which this stage does not compute"
-            raise refusal("algo.credit", expected, repr(name_of(self)), "choose another; docs/algorithms.md lists them")
+            raise refusal("algo.credit", expected, repr(name_of(self)), "choose another; docs/algorithms/ lists them")

@@ -251,7 +251,6 @@ def _openings(format: CallFormat, openings: Sequence[str], thoughts: Sequence[tu
 
 
 def _terms(format: CallFormat, text: str) -> str:
-    """Write a text as terms of a grammar."""
     terms = []
     for part in re.split(rf"([\U00100000-\U0010ffff]|{NUMBER})", text):
         if part == NUMBER:

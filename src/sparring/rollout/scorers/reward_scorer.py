@@ -22,7 +22,6 @@ class RewardScorer:
 
     Args:
         model: reward model with the policy's tokenizer.
-        weight: factor on the model's value.
     """
 
     def __init__(self, model: ValueModel, *, weight: float = 1.0) -> None:
@@ -30,11 +29,7 @@ class RewardScorer:
 
     @cooperative
     async def score(self, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> list[Score]:
-        """Return the scores with the model's values added. The part `reward_model` is the value before the weight.
-
-        Raises:
-            EngineError: the model failed.
-        """
+        """Return the scores with the model's values added. The part `reward_model` is the value before the weight."""
         texts = [_text(rollout) for rollout in rollouts]
         values = await self._model.values(texts)
         return [

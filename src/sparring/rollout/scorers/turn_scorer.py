@@ -31,7 +31,6 @@ class TurnScorer:
 
     Args:
         model: scalar head that was trained on labelled turns or steps, with the policy's tokenizer.
-        weight: factor on the probabilities.
         steps: returns the number of a turn's tokens up to the end of each step; None scores a turn as a whole.
     """
 
@@ -46,7 +45,6 @@ class TurnScorer:
 
         Raises:
             BadInput: a rollout has several roles, or the world's score has rewards of another number of turns.
-            EngineError: the model failed.
         """
         turns = [list(_turns(rollout)) for rollout in rollouts]
         ends = [[[len(turn)] if self._steps is None else self._steps(turn) for _, turn in of] for of in turns]
@@ -96,7 +94,6 @@ class TurnScorer:
 
 
 def _turns(rollout: Rollout) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yield the prompt tokens and the sampled tokens of each turn."""
     if len(rollout.trajectories) > 1:
         roles = ", ".join(trajectory.role for trajectory in rollout.trajectories)
         raise refusal("rl.reward_by", "a world of one role with 'turn' or 'step'", roles, "set it to 'reply'")
