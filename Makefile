@@ -43,6 +43,8 @@ SMOLLM2_SHA256 := b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db
 export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONUNBUFFERED := 1
+# bytecode is kept, whatever the environment says: each worker and each run that a test starts would compile 900 files
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: quickstart check check-lint check-types check-house pythons preflight test test-full test-mutations test-near test-slow test-kills test-cluster test-cluster-full test-extra real real-calls test-real smollm2 bfcl test-harness test-suites test-commands test-security test-vllm test-trl test-peers test-inspect test-paths test-triton test-gpu bench bench-gpu bench-learning docs install clean
 .DEFAULT_GOAL := quickstart
