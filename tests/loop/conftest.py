@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import shutil
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from forked import Forked
 from forked import finished as ended
+from suite import once
 
 TINY = Path(__file__).parent / "tiny.toml"
 WORLD = Path(__file__).parent / "tiny_world.py:Sums"
@@ -35,15 +37,47 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from sparring.recipe.run_config import resolve
     from sparring.stages import init
 
-    folder = tmp_path_factory.mktemp("checkpoint")
-    config = load(TINY, [f"run.directory={folder}", f"env.name={WORLD}", "observe.progress=off"])
+    def make(folder: Path) -> None:
+        config = load(TINY, [f"run.directory={folder}", f"env.name={WORLD}", "observe.progress=off"])
 
-    async def made() -> None:
-        async with opened(resolve(config)) as context:
-            await init.run(context)
+        async def made() -> None:
+            async with opened(resolve(config)) as context:
+                await init.run(context)
 
-    asyncio.run(made())
-    return folder / "tiny/init/model"
+        asyncio.run(made())
+
+    return once(tmp_path_factory, "checkpoint", make) / "tiny/init/model"
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of the user's own: the recipe and the world beside it, named relatively, and the finished run in its
+    default place; read-only."""
+
+    def make(folder: Path) -> None:
+        shutil.copy(WORLD.with_name("tiny_world.py"), folder / "my world.py")
+        text = TINY.read_text().replace("tests/loop/tiny_world.py", "my world.py")
+        (folder / "first try.toml").write_text(text)
+        done = ended(("run", "first try.toml", "--set", 'observe.sinks=["jsonl", "tensorboard"]'), cwd=folder)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == "report: runs/tiny/report.html"
+
+    return once(tmp_path_factory, "a user's folder", make)
+
+
+@pytest.fixture
+def run(home: Path) -> Path:
+    """The finished run of `home`; read-only."""
+    return home / "runs/tiny"
+
+
+@pytest.fixture
+def own_home(home: Path, tmp_path: Path) -> Iterator[Path]:
+    """A copy of `home`, in which the tests' process stands."""
+    copy = tmp_path / "a user's own folder"
+    shutil.copytree(home, copy)
+    with contextlib.chdir(copy):
+        yield copy
 
 
 @pytest.fixture
