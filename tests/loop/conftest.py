@@ -83,12 +83,34 @@ def own_home(home: Path, tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def given(checkpoint: Path, tmp_path: Path) -> Path:
     """The tiny recipe on that checkpoint in place of a fresh model; its runs go to a folder beside it."""
+    return _on_checkpoint(checkpoint, tmp_path)
+
+
+def _on_checkpoint(checkpoint: Path, folder: Path) -> Path:
     head, rest = TINY.read_text().split("[models.policy.init]")
-    recipe = tmp_path / "given.toml"
+    recipe = folder / "given.toml"
     text = f'{head}[models.policy]\npath = "{checkpoint}"\n\n[env]{rest.partition("[env]")[2]}'
     text = text.replace("tests/loop/tiny_world.py:Sums", str(WORLD))
-    recipe.write_text(text.replace('name = "tiny"\n', f'name = "tiny"\ndirectory = "{tmp_path / "runs"}"\n'))
+    recipe.write_text(text.replace('name = "tiny"\n', f'name = "tiny"\ndirectory = "{folder / "runs"}"\n'))
     return recipe
+
+
+@pytest.fixture(scope="session")
+def made_own(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The finished run `own` of the tiny checkpoint, with the stages rl and eval; read-only."""
+    from sparring.cli.main import main
+
+    def make(folder: Path) -> None:
+        recipe = _on_checkpoint(checkpoint, folder)
+        assert main(["run", str(recipe), "--name", "own", "--set", 'run.stages=["rl", "eval"]']) == 0
+
+    return once(tmp_path_factory, "own", make) / "runs/own"
+
+
+@pytest.fixture
+def own(made_own: Path, given: Path) -> Path:
+    """A copy of the run `own` among the runs of `given`."""
+    return Path(shutil.copytree(made_own, given.parent / "runs/own"))
 
 
 @pytest.fixture
