@@ -147,7 +147,12 @@ def test_a_path_without_its_instructions_is_refused_by_name(tmp_path: Path) -> N
     compiler.write_text(OLDER)
     compiler.chmod(0o755)
     older = {"CXX": str(compiler), "SPARRING_CACHE": str(tmp_path / "cache")}
-    assert choose_path("software", **older).stdout.split() == ["exact-kernels", "exact-pairs", "exact-kernels", "exact-torch"]
+    assert choose_path("software", **older).stdout.split() == [
+        "exact-kernels",
+        "exact-pairs",
+        "exact-kernels",
+        "exact-torch",
+    ]
     assert choose_path(**older, SPARRING_KERNELS="pairs").stdout.strip() == "exact-pairs"
     refused = choose_path(**older, SPARRING_KERNELS="tiles")
     because = "the processor has no AMX tiles, nor what computes them in software (AVX512_BF16)"
