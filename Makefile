@@ -5,7 +5,7 @@
 # make test-full     the whole suite, on two kernel paths: before a release, and after a change of kernels or models
 # make test-mutations small wrong changes, each of which the short suite must notice; an hour on two cores
 # make test-near     the tests that a change can touch, nearest first (BASE=COMMIT: since when; origin/main)
-# make test-slow     the long proofs
+# make test-slow     the long proofs, without kills and clusters
 # make test-kills    a hundred kills of synchronous, asynchronous and streaming runs and of the gateway; an hour on two cores
 # make test-cluster  engines and trainer ranks elsewhere: links, what dies, processes of the run, a real Ray cluster, which it
 #                    installs; some 25 minutes on two slow cores
@@ -43,6 +43,8 @@ SMOLLM2_SHA256 := b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db
 export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONUNBUFFERED := 1
+# bytecode is kept, whatever the environment says: each worker and each run that a test starts would compile 900 files
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: quickstart check check-lint check-types check-house pythons preflight test test-full test-mutations test-near test-slow test-kills test-cluster test-cluster-full test-extra real real-calls test-real smollm2 bfcl test-harness test-suites test-commands test-security test-vllm test-trl test-peers test-inspect test-paths test-triton test-gpu bench bench-gpu bench-learning docs install clean
 .DEFAULT_GOAL := quickstart
@@ -97,8 +99,10 @@ test-near: install $(VENV)/.stamp-chromium
 	@near="$$($(BIN)/python tests/near.py $(BASE))"; if [ -z "$$near" ]; then echo "nothing has changed"; exit 0; fi; \
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(HANGS) $$near
 
+# kills are those of test-kills; of runs on a cluster, test-cluster-full has all
 test-slow: install $(VENV)/.stamp-chromium
-	$(BIN)/python -m pytest $(FULL) -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --max-worker-restart 0 $(FULL) \
+		-m "slow and not kills and not cluster" $(addprefix --ignore=,$(CLUSTER_CONTRACTS) $(CLUSTER_RUNS))
 
 test-kills: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --max-worker-restart 0 -m kills

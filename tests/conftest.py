@@ -13,7 +13,7 @@ of a run over two paths, on the best alone.
 There are no cases of what cannot be computed. The last line of the run names the paths without any, and why.
 
 Beside it, garbage collections of the tests' process are as rare as the program's, and leave out what is there before the
-first test: modules and the tests themselves. `processor_time.py` counts what tests take of the processor.
+first test, modules and the tests themselves: no test calls `gc.unfreeze`, after which a collection takes 0.6 s. `processor_time.py` counts what tests take of the processor.
 """
 
 from __future__ import annotations

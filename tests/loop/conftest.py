@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import shutil
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from forked import Forked
 from forked import finished as ended
+from suite import once
 
 TINY = Path(__file__).parent / "tiny.toml"
 WORLD = Path(__file__).parent / "tiny_world.py:Sums"
@@ -35,26 +37,80 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from sparring.recipe.run_config import resolve
     from sparring.stages import init
 
-    folder = tmp_path_factory.mktemp("checkpoint")
-    config = load(TINY, [f"run.directory={folder}", f"env.name={WORLD}", "observe.progress=off"])
+    def make(folder: Path) -> None:
+        config = load(TINY, [f"run.directory={folder}", f"env.name={WORLD}", "observe.progress=off"])
 
-    async def made() -> None:
-        async with opened(resolve(config)) as context:
-            await init.run(context)
+        async def made() -> None:
+            async with opened(resolve(config)) as context:
+                await init.run(context)
 
-    asyncio.run(made())
-    return folder / "tiny/init/model"
+        asyncio.run(made())
+
+    return once(tmp_path_factory, "checkpoint", make) / "tiny/init/model"
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of the user's own: the recipe and the world beside it, named relatively, and the finished run in its
+    default place; read-only."""
+
+    def make(folder: Path) -> None:
+        shutil.copy(WORLD.with_name("tiny_world.py"), folder / "my world.py")
+        text = TINY.read_text().replace("tests/loop/tiny_world.py", "my world.py")
+        (folder / "first try.toml").write_text(text)
+        done = ended(("run", "first try.toml", "--set", 'observe.sinks=["jsonl", "tensorboard"]'), cwd=folder)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == "report: runs/tiny/report.html"
+
+    return once(tmp_path_factory, "a user's folder", make)
+
+
+@pytest.fixture
+def run(home: Path) -> Path:
+    """The finished run of `home`; read-only."""
+    return home / "runs/tiny"
+
+
+@pytest.fixture
+def own_home(home: Path, tmp_path: Path) -> Iterator[Path]:
+    """A copy of `home`, in which the tests' process stands."""
+    copy = tmp_path / "a user's own folder"
+    shutil.copytree(home, copy)
+    with contextlib.chdir(copy):
+        yield copy
 
 
 @pytest.fixture
 def given(checkpoint: Path, tmp_path: Path) -> Path:
     """The tiny recipe on that checkpoint in place of a fresh model; its runs go to a folder beside it."""
+    return _on_checkpoint(checkpoint, tmp_path)
+
+
+def _on_checkpoint(checkpoint: Path, folder: Path) -> Path:
     head, rest = TINY.read_text().split("[models.policy.init]")
-    recipe = tmp_path / "given.toml"
+    recipe = folder / "given.toml"
     text = f'{head}[models.policy]\npath = "{checkpoint}"\n\n[env]{rest.partition("[env]")[2]}'
     text = text.replace("tests/loop/tiny_world.py:Sums", str(WORLD))
-    recipe.write_text(text.replace('name = "tiny"\n', f'name = "tiny"\ndirectory = "{tmp_path / "runs"}"\n'))
+    recipe.write_text(text.replace('name = "tiny"\n', f'name = "tiny"\ndirectory = "{folder / "runs"}"\n'))
     return recipe
+
+
+@pytest.fixture(scope="session")
+def made_own(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The finished run `own` of the tiny checkpoint, with the stages rl and eval; read-only."""
+    from sparring.cli.main import main
+
+    def make(folder: Path) -> None:
+        recipe = _on_checkpoint(checkpoint, folder)
+        assert main(["run", str(recipe), "--name", "own", "--set", 'run.stages=["rl", "eval"]']) == 0
+
+    return once(tmp_path_factory, "own", make) / "runs/own"
+
+
+@pytest.fixture
+def own(made_own: Path, given: Path) -> Path:
+    """A copy of the run `own` among the runs of `given`."""
+    return Path(shutil.copytree(made_own, given.parent / "runs/own"))
 
 
 @pytest.fixture

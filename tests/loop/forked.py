@@ -33,7 +33,7 @@ class Forked(subprocess.Popen[str]):
 
     Args:
         words: after the program's name.
-        streams: `stdin`, `stdout`, `stderr` and `cwd`, as Popen takes them.
+        streams: `stdin`, `stdout`, `stderr`, `cwd` and `env`, as Popen takes them.
     """
 
     def __init__(self, words: Sequence[str], **streams: Any) -> None:
@@ -41,10 +41,11 @@ class Forked(subprocess.Popen[str]):
 
     def _execute_child(self, args: Any, *others: Any) -> None:
         """Fork the template where Popen would start a program. `others` are Popen's own arguments in their order: the
-        folder is at 4, both ends of three streams begin at 9; -1 is a stream that the process shares with us."""
+        folder is at 4, the environment at 5, both ends of three streams begin at 9; -1 is a stream that the process shares with us."""
         ends = others[9:15]
         streams = [own if end == -1 else end for own, end in enumerate((ends[0], ends[3], ends[5]))]
-        request = {"words": args, "folder": str(others[4] or os.getcwd()), "environment": dict(os.environ)}
+        folder, environment = str(others[4] or os.getcwd()), dict(os.environ if others[5] is None else others[5])
+        request = {"words": args, "folder": folder, "environment": environment}
         requests, _ = template()
         _prctl(SUBREAPER, 1, 0, 0, 0)
         try:

@@ -19,8 +19,8 @@ STAGES = 'run.stages=["rl", "eval"]'
 COLOCATE = "cluster.colocate=true"
 
 
+@pytest.mark.usefixtures("own")
 def test_taking_turns_changes_no_bit(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words(given, "own", STAGES)) == 0
     assert main(words(given, "turns", STAGES, COLOCATE)) == 0
     assert "sleeps while its trainer computes" in capsys.readouterr().out
     check_same(given, "turns", capsys)

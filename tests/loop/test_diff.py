@@ -11,33 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from conftest import TINY, WORLD
 
 from sparring.cli.main import main
 from sparring.store.codec import StoredRollout, decode, encode
-
-HERE = Path(__file__).parent
-STEPS = 2
-
-
-def begin(folder: Path, name: str, *settings: str) -> Path:
-    """A finished run of the tiny recipe: a fresh model, imitation, two steps of reinforcement."""
-    fixed = (
-        f"run.directory={folder}",
-        f"env.name={HERE / 'tiny_world.py:Sums'}",
-        'run.stages=["init","sft","rl"]',
-        "sft.steps=2",
-        f"rl.steps={STEPS}",
-        "rl.train.save_every=1",
-        "observe.progress=off",
-    )
-    words = [word for setting in (*fixed, *settings) for word in ("--set", setting)]
-    assert main(["run", str(HERE / "tiny.toml"), "--name", name, *words]) == 0
-    return folder / name
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return begin(tmp_path_factory.mktemp("runs"), "first")
 
 
 @pytest.fixture
@@ -82,21 +59,15 @@ def first_sampled(stored: StoredRollout):
     return next(segment for segment in stored.trajectories[0].segments if segment.model is not None)
 
 
-def test_the_same_recipe_is_the_same_run(run: Path, tmp_path: Path, diff_lines: Callable[..., list[str]]) -> None:
-    again = begin(tmp_path, "again", "rl.train.save_every=2")
-    assert diff_lines(run, again, code=0) == [
-        "settings that differ: rl.train.save_every (1 -> 2)",
-        "the same: init, sft, rl",
-        "equal, bit for bit",
-    ]
-
-
 def test_another_seed_begins_with_other_weights(
     run: Path, tmp_path: Path, diff_lines: Callable[..., list[str]]
 ) -> None:
-    other = begin(tmp_path, "other", "run.seed=4", 'run.stages=["init"]')
+    """Two runs of one recipe are compared where a run that was stopped is whole: test_pipeline.py."""
+    settings = ("run.seed=4", 'run.stages=["init"]', f"run.directory={tmp_path}", f"env.name={WORLD}")
+    assert main(["run", str(TINY), *(word for setting in settings for word in ("--set", setting))]) == 0
+    other = tmp_path / "tiny"
     lines = diff_lines(run, other)
-    assert lines[0].startswith("settings that differ: run.seed (3 -> 4), run.stages (")
+    assert lines[0].startswith("settings that differ: ") and "run.seed (3 -> 4), run.stages (" in lines[0]
     assert lines[1].startswith(
         f"init, the weights in {run}/init/model and {other}/init/model: model.embed_tokens.weight, "
     )
@@ -152,7 +123,7 @@ def test_one_byte_of_a_stages_weights_is_named(
     content = bytearray(file.read_bytes())
     content[-4] ^= 1  # of the last tensor's last value
     file.write_bytes(content)
-    before, line, _ = diff_lines(run, copy)
+    before, line, *_ = diff_lines(run, copy)
     assert before == f"the same: {'init' if stage == 'sft' else 'init, sft'}"
     folders = f"{run}/{stage}/model and {copy}/{stage}/model"
     assert line.startswith(f"{stage}, the weights in {folders}: model.norm.weight, value at (31): ")
@@ -162,10 +133,10 @@ def test_a_run_that_was_stopped_is_a_beginning_of_the_other(
     run: Path, copy: Path, diff_lines: Callable[..., list[str]]
 ) -> None:
     with closing(sqlite3.connect(copy / "store.sqlite")) as store, store:
-        for table, column in (("groups", "number >= 2"), ("metrics", "stage = 'rl' AND step >= 2")):
-            store.execute(f"DELETE FROM {table} WHERE {column}")
-        store.execute("DELETE FROM log WHERE name LIKE 'rl/2%' OR name LIKE 'rl/3%' OR name = 'rl@2'")
-        store.execute("DELETE FROM pairs WHERE key = 'stage/rl'")
+        store.execute("DELETE FROM groups WHERE stage LIKE 'eval/%' OR number >= 2")
+        store.execute("DELETE FROM metrics WHERE stage = 'rl' AND step >= 2")
+        store.execute("DELETE FROM log WHERE name GLOB 'rl/[2-9]*' OR name GLOB 'rl/1[0-9]*' OR name GLOB 'rl@[2-6]'")
+        store.execute("DELETE FROM pairs WHERE key IN ('stage/rl', 'stage/eval', 'stage/export')")
     line = f"{copy} ends in stage rl after step 1; the same until then"
     assert diff_lines(run, copy)[-2:] == diff_lines(copy, run)[-2:] == [line, "DIFFERENT"]
     assert diff_lines(copy, copy, code=0)[-1] == "equal, bit for bit"
@@ -179,6 +150,7 @@ def test_evaluations_are_compared_too(
     start, _, rest = config.partition("stages = [")
     (copy / "config.toml").write_text(f'{start}stages = ["eval"]\n{rest.partition("]")[2]}')
     with closing(sqlite3.connect(copy / "store.sqlite")) as store, store:
+        store.execute("DELETE FROM groups WHERE stage != 'rl'")
         store.execute("UPDATE groups SET stage = 'eval'")
         store.execute("DELETE FROM pairs WHERE key LIKE 'stage/%'")
     other = Path(shutil.copytree(copy, tmp_path / "other"))

@@ -199,8 +199,8 @@ def test_a_killed_run_ends_with_the_same_bits(given: Path, teacher: Path, name: 
         assert weights("itself") != weights("whole"), "the average is not what is served"
 
 
-def test_it_is_evaluated_beside_its_training(given: Path, teacher: Path) -> None:
-    distill_metrics(given, {"teacher": teacher}, "eval.every=3", "eval.every_tasks=6")
+def test_it_is_evaluated_beside_its_training(given: Path, checkpoint: Path) -> None:
+    distill_metrics(given, {"teacher": checkpoint}, "eval.every=3", "eval.every_tasks=6")
     with closing(SqliteStore(given.parent / "runs/tiny/store.sqlite")) as store:
         found = dict(store.metrics("distill/eval"))
         groups = [len(list(store.groups(stage=f"distill/eval/{step}"))) for step in found]

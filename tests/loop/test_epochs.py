@@ -62,13 +62,16 @@ class Machine:
         world: the tasks.
         visits: of each task.
         baseline: roll every task out once more.
+        version: of the policy that the engine serves.
     """
 
-    def __init__(self, world: WorldFactory, visits: int, *, group_size: int = 8, baseline: bool = False) -> None:
+    def __init__(
+        self, world: WorldFactory, visits: int, *, group_size: int = 8, baseline: bool = False, version: int = 0
+    ) -> None:
         self.source = world.tasks("train", 0)
         self.logits = {task.data["prompt"]: torch.tensor([-2.0, 0.0, 0.0, 0.0]) for task in world._train}
         self.arms = [reply_tokens(toy_renderer(), Message(role="assistant", content=arm)) for arm in ARMS]
-        self.engine = ScriptedEngine(self._pull)
+        self.engine = ScriptedEngine(self._pull, version=version)
         config = RolloutConfig(group_size=group_size)
         recorder = Recorder(self.engine, toy_renderer(), sampling=config.sampling.build())
         runner = RolloutRunner(world, BubblewrapBoxes(SandboxConfig(enabled=False)), recorder, ChatHarness(), config)
@@ -86,11 +89,11 @@ class Machine:
         """Of the arm that pays, of every task."""
         return torch.stack(list(self.logits.values())).softmax(-1)[:, 0]
 
-    def groups(self, learning_rate: float = 0.0) -> list[Group]:
-        """All of them; the policy learns from each before the next is sampled."""
+    def groups(self, learning_rate: float = 0.0, most: int | None = None) -> list[Group]:
+        """All of them, or the first ones; the policy learns from each before the next is sampled."""
 
         async def taken() -> list[Group]:
-            found = []
+            found: list[Group] = []
             async for group in self.scheduler.groups():
                 found.append(group)
                 self._learn(group, learning_rate)
@@ -99,6 +102,9 @@ class Machine:
                     WeightRef(model="policy", version=version, checksum="", transport="", location=None)
                 )
                 self.window.release(version)
+                if len(found) == most:
+                    break
+            await self.scheduler.close()
             return found
 
         return run_virtual(taken())[0]
@@ -129,6 +135,16 @@ def test_two_epochs_of_a_two_row_file_draw_other_numbers() -> None:
     assert sorted(g.task.id for g in groups[:2]) == sorted(g.task.id for g in groups[2:])
     drawn = [seed for group in groups for seed in seeds_of(group.rollouts)]
     assert len(drawn) == len(set(drawn)) == 12
+
+
+def test_a_scheduler_that_is_restored_in_the_second_epoch_draws_the_numbers_of_one_that_was_not() -> None:
+    whole = Machine(bandits(2), 3, group_size=3)
+    drawn = [seeds_of(group.rollouts) for group in whole.groups()]
+    first = Machine(bandits(2), 3, group_size=3)
+    begun = [seeds_of(group.rollouts) for group in first.groups(most=3)]
+    second = Machine(bandits(2), 3, group_size=3, version=3)
+    second.scheduler.restore(first.scheduler.state(3))
+    assert begun + [seeds_of(group.rollouts) for group in second.groups()] == drawn
 
 
 def test_baselines_draw_other_numbers_in_every_epoch() -> None:
@@ -179,6 +195,7 @@ def weights(folder: Path) -> dict[str, bytes]:
     return {name: tensor.tobytes() for name, tensor in load_file(folder / "rl/model/model.safetensors").items()}
 
 
+@pytest.mark.full
 def test_a_killed_run_goes_on_with_the_numbers_of_the_whole_one(
     words: list[str], tmp_path: Path, killed_and_finished
 ) -> None:

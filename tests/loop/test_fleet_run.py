@@ -55,10 +55,10 @@ def check_ended(processes: Iterable[int]) -> None:
             os.close(descriptor)
 
 
+@pytest.mark.usefixtures("own")
 def test_a_run_on_two_servers_has_the_bits_of_one_on_its_own(
     given: Path, checkpoint: Path, served: Served, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(words(given, "own", STAGES)) == 0
     with served(str(checkpoint)) as (_, one), served(str(checkpoint)) as (_, other):
         urls = f"engine.urls=['{one}', '{other}']"
         assert main(words(given, "two", STAGES, "engine.kind=remote", urls)) == 0

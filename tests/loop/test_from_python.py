@@ -144,7 +144,7 @@ def test_an_engine_serves_until_it_is_interrupted(checkpoint: Path) -> None:
 
 def test_run_check_and_evaluate_from_the_public_names(tmp_path: Path) -> None:
     config = sparring.load_recipe(
-        TINY, {"run.directory": tmp_path, "env.name": WORLD, "observe.progress": "off", "rl.steps": 2, "sft.steps": 2}
+        TINY, {"run.directory": tmp_path, "env.name": WORLD, "observe.progress": "off", "rl.steps": 1, "sft.steps": 1}
     )
     assert any("stages" in fact for fact in sparring.check(config)) and list(tmp_path.iterdir()) == []
     folder = sparring.run(config)

@@ -50,12 +50,10 @@ def weights(folder: Path, stage: str = "rl/model") -> dict[str, bytes]:
     return {name: tensor.tobytes() for name, tensor in load_file(folder / "tiny" / stage / "model.safetensors").items()}
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An uninterrupted run."""
-    folder = tmp_path_factory.mktemp("whole")
-    assert main(arguments(folder, 'observe.sinks=["jsonl", "tensorboard"]')) == 0
-    return folder
+@pytest.fixture
+def whole(home: Path) -> Path:
+    """The folder of an uninterrupted run."""
+    return home / "runs"
 
 
 def test_a_run_leaves_its_figures(whole: Path) -> None:
@@ -128,19 +126,15 @@ def test_the_export_loads_anywhere(whole: Path) -> None:
     subprocess.run([sys.executable, "-c", code, str(whole / "tiny" / "export")], check=True, timeout=120)
 
 
-def test_a_finished_run_runs_again_in_no_time_and_changes_nothing(whole: Path) -> None:
-    before = (whole / "tiny" / "export" / "model.safetensors").stat().st_mtime_ns
-    assert main(arguments(whole)) == 0
-    assert (whole / "tiny" / "export" / "model.safetensors").stat().st_mtime_ns == before
-
-
-def test_the_dumped_config_runs_as_it_is(whole: Path, tmp_path: Path) -> None:
-    assert main(arguments(tmp_path, recipe=whole / "tiny" / "config.toml")) == 0
-    assert weights(tmp_path) == weights(whole)
-
-
-def test_another_config_in_the_same_folder_is_refused(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments(whole, "sft.steps=7")) == 2
+def test_a_finished_run_runs_again_in_no_time_and_with_another_config_not_at_all(
+    own_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export = own_home / "runs/tiny/export/model.safetensors"
+    before = export.stat().st_mtime_ns
+    words = ["run", "first try.toml", "--set", 'observe.sinks=["jsonl", "tensorboard"]']
+    assert main(words) == 0
+    assert export.stat().st_mtime_ns == before
+    assert main([*words, "--set", "sft.steps=7"]) == 2
     assert "sft.steps (6 -> 7)" in capsys.readouterr().err
 
 
@@ -151,27 +145,6 @@ def test_every_metric_of_a_run_can_be_named(whole: Path) -> None:
         for stage in ("sft", "rl"):
             names = {name for _, values in store.metrics(stage) for name in values}
             assert {n for n in names if not any(fnmatchcase(n, known) for known in names_of(config, stage))} == set()
-
-
-def test_two_runs_in_one_folder_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], wait_for) -> None:
-    with Forked(arguments(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as first:
-        wait_for(first, "check:")
-        second = main(arguments(tmp_path))
-        first.kill()
-        first.communicate()
-    assert second == 2
-    assert str(first.pid) in capsys.readouterr().err
-
-
-def test_control_c_says_how_to_go_on_and_the_run_goes_on(whole: Path, tmp_path: Path, wait_for) -> None:
-    with Forked(arguments(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
-        wait_for(run, "rl 1/6")
-        run.send_signal(signal.SIGINT)
-        _, error = run.communicate(timeout=60)
-    assert run.returncode == 130
-    assert "the same command goes on" in error
-    finish(tmp_path)
-    assert weights(tmp_path) == weights(whole)
 
 
 @pytest.mark.full
@@ -192,11 +165,30 @@ def test_a_signal_of_the_system_ends_a_run_which_goes_on(whole: Path, tmp_path: 
     assert account(tmp_path) == account(whole)
 
 
-def test_a_killed_run_ends_with_the_same_bits(whole: Path, tmp_path: Path, killed_and_finished) -> None:
-    killed_and_finished(arguments(tmp_path), ["sft 1/6", "rl 1/6", "rl 5/6"])
+def test_the_dumped_config_killed_and_interrupted_ends_with_the_same_bits(
+    whole: Path, tmp_path: Path, wait_for, killed_and_finished, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Killed in imitation and in reinforcement, and told by control-C how to go on."""
+    words = arguments(tmp_path, recipe=whole / "tiny/config.toml")
+    with Forked(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        wait_for(run, "sft 1/6")
+        run.kill()
+        run.communicate()
+    with Forked(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        wait_for(run, "rl 1/6")
+        run.send_signal(signal.SIGINT)
+        _, error = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert "the same command goes on" in error
+    killed_and_finished(words, ["rl 5/6"])
     assert weights(tmp_path) == weights(whole)
     assert account(tmp_path) == account(whole)
     assert checkpoints(tmp_path) == checkpoints(whole)
+    assert main(["diff", str(whole / "tiny"), str(tmp_path / "tiny")]) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "the same: init, sft, rl, eval, export",
+        "equal, bit for bit",
+    ]
 
 
 @pytest.mark.kills

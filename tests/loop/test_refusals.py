@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from forked import finished
 from refusals import without_waits
 from suite import short_of
 
@@ -521,8 +522,8 @@ def test_kernels_that_this_machine_cannot_compute(
     given: Path, checkpoint: Path, verb: str, environment: dict[str, str], said: str
 ) -> None:
     """In a process of its own, which chooses its path once."""
-    command = [*COMMAND, verb, str(checkpoint if verb == "serve" else given)]
-    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60)
+    command = (verb, str(checkpoint if verb == "serve" else given))
+    done = finished(command, env={**os.environ, **environment}, timeout=60)
     assert (done.returncode, done.stdout) == (2, "")
     error = without_waits(done.stderr)
     assert error.startswith(said) and REFUSAL.fullmatch(error.strip()), done.stderr

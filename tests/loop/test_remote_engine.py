@@ -33,9 +33,10 @@ Served = Callable[..., AbstractContextManager[tuple[subprocess.Popen[str], str]]
 
 
 @pytest.mark.full
-def test_a_run_on_a_served_engine_has_the_bits_of_one_on_its_own(given: Path, checkpoint: Path, served: Served) -> None:
+def test_a_run_on_a_served_engine_has_the_bits_of_one_on_its_own(
+    given: Path, own: Path, checkpoint: Path, served: Served
+) -> None:
     stages = 'run.stages=["rl", "eval"]'
-    own = finished(given, "own", stages)
     with served(str(checkpoint)) as (server, url):
         remote = finished(given, "remote", stages, "engine.kind=remote", f"engine.urls=['{url}']")
         again = finished(given, "again", stages, "engine.kind=remote", f"engine.urls=['{url}']")

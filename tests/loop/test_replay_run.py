@@ -32,12 +32,12 @@ limits = {{ max_turns = 2, max_tokens = 24 }}
 [envs.long]
 name = "{WORLD}:Sums"
 held_out = 6
-limits = {{ max_turns = 2, max_tokens = 2500 }}
+limits = {{ max_turns = 2, max_tokens = 1300 }}
 """
 SETTINGS = (
     'run.stages=["init", "rl"]',
-    "rollout.sampling.max_turn_tokens=2500",
-    "rollout.sampling.min_turn_tokens=2400",
+    "rollout.sampling.max_turn_tokens=1300",
+    "rollout.sampling.min_turn_tokens=1200",
     f"rollout.max_lag={MAX_LAG}",
     "rollout.group_size=2",
     f"rl.steps={STEPS}",
@@ -55,7 +55,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     head, _, rest = TINY.read_text().partition("[env]")
     recipe = folder / "several.toml"
     recipe.write_text(
-        head.replace("max_positions = 512", "max_positions = 2800") + TABLES + rest[rest.index("[sft]") :]
+        head.replace("max_positions = 512", "max_positions = 1600") + TABLES + rest[rest.index("[sft]") :]
     )
     words = [f"run.directory={folder}", *SETTINGS]
     assert main(["run", str(recipe), *(word for setting in words for word in ("--set", setting))]) == 0

@@ -8,9 +8,9 @@ SETTINGS += ["algo.correction=tis", "algo.ratio=sequence", "algo.kl.coefficient=
 
 
 def test_they_end_with_the_same_bits_after_a_resume(whole_and_resumed) -> None:
-    (whole, resumed), metrics = whole_and_resumed(SETTINGS, ("model",), steps=6)
+    (whole, resumed), metrics = whole_and_resumed(SETTINGS, ("model",), steps=3)
     assert whole == resumed
-    assert len(metrics) == 6 and all(values["optimiser_steps"] == 4 for values in metrics)
+    assert len(metrics) == 3 and all(values["optimiser_steps"] == 4 for values in metrics)
     for values in metrics:
         # only the first of the four steps has the weights that sampled; there the two agree to the bit, and the others
         # do not

@@ -22,7 +22,8 @@ HERE = Path(__file__).parent
 def test_a_stage_whose_result_was_lost_says_the_same_again(tmp_path: Path) -> None:
     """A crash after the last checkpoint and before the result is recorded: nothing is left to do."""
     world = HERE / "tiny_world.py:Sums"
-    config = load(HERE / "tiny.toml", [f"run.directory={tmp_path}", f"env.name={world}", "observe.progress=off"])
+    short = ("observe.progress=off", "sft.steps=2", "rl.steps=2")
+    config = load(HERE / "tiny.toml", [f"run.directory={tmp_path}", f"env.name={world}", *short])
 
     async def twice() -> list[tuple[dict[str, Any], str]]:
         found = []

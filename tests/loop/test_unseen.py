@@ -11,7 +11,7 @@ from sparring.recipe.load import load
 from sparring.recipe.run_config import dump
 
 SETTINGS = ["observe.progress=off", "sft.steps=1", "env.held_out=300", "env.demonstrations=150"]
-SETTINGS += ["eval.tasks=300", "eval.no_tool_tasks=0", "env.limits.max_tokens=2"]
+SETTINGS += ["eval.tasks=20", "eval.no_tool_tasks=0", "env.limits.max_tokens=2"]
 
 
 def write_recipe(given: Path, name: str, *settings: str) -> Path:

@@ -19,28 +19,7 @@ from safetensors.numpy import load_file
 
 from sparring.cli.main import main
 
-HERE = Path(__file__).parent
 COMMAND = (sys.executable, "-m", "sparring.cli.main")
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of the user's own: the recipe and the world beside it, named relatively."""
-    folder = tmp_path_factory.mktemp("a user's folder")
-    shutil.copy(HERE / "tiny_world.py", folder / "my world.py")
-    (folder / "first try.toml").write_text(
-        (HERE / "tiny.toml").read_text().replace("tests/loop/tiny_world.py", "my world.py")
-    )
-    return folder
-
-
-@pytest.fixture(scope="module")
-def run(home: Path) -> Path:
-    """A finished run in its default place."""
-    done = finished(("run", "first try.toml"), cwd=home)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "report: runs/tiny/report.html"
-    return home / "runs" / "tiny"
 
 
 def output_of(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
@@ -52,10 +31,10 @@ def output_of(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) ->
 
 
 @pytest.mark.slow
-def test_a_run_stopped_in_every_stage_ends_with_the_same_weights(run: Path, home: Path) -> None:
+def test_a_run_stopped_in_every_stage_ends_with_the_same_weights(run: Path, own_home: Path) -> None:
     words = (*COMMAND, "run", "first try.toml", "--name", "stopped often", "--set", "observe.lines_every_s=0")
     for moment in ("check: stages", "sft 3/6", "eval sft:", "export:"):
-        with subprocess.Popen(words, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None and process.stderr is not None
             assert any(line.startswith(moment) for line in process.stdout), process.stderr.read()
             process.send_signal(signal.SIGINT)
@@ -66,8 +45,8 @@ def test_a_run_stopped_in_every_stage_ends_with_the_same_weights(run: Path, home
         assert (
             "the same command goes on where it stopped: sparring run 'first try.toml' --name 'stopped often'" in error
         )
-    assert finished(words[3:], cwd=home).returncode == 0
-    again = run.with_name("stopped often")
+    assert finished(words[3:], cwd=own_home).returncode == 0
+    again = own_home / "runs/stopped often"
     for stage in ("sft/model", "rl/model", "export"):
         one, other = (load_file(folder / stage / "model.safetensors") for folder in (run, again))
         assert all(one[name].tobytes() == other[name].tobytes() for name in one)
@@ -92,15 +71,14 @@ def test_an_unknown_rollout_is_refused(run: Path, capsys: pytest.CaptureFixture[
     assert ": expected the " in message and ", got " in message and "; " in message
 
 
-def test_eval_repeats_the_success_of_the_run(run: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    summary = json.loads((run / "summary.json").read_text())
-    with contextlib.chdir(home):
-        lines = output_of(capsys, "eval", "first try.toml", "runs/tiny").splitlines()
+def test_eval_repeats_the_success_of_the_run(own_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary = json.loads((own_home / "runs/tiny/summary.json").read_text())
+    lines = output_of(capsys, "eval", "first try.toml", "runs/tiny").splitlines()
     [total] = [line.split() for line in lines if line.startswith("all together")]
     assert total[:4] == ["all", "together", f"{100 * summary['rl_success']:.1f}", "%"] and total[-1] == "6"
 
 
-def test_eval_refuses_more_tasks_than_there_are(home: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_refuses_more_tasks_than_there_are(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with contextlib.chdir(home):
         message = output_of(capsys, "eval", "first try.toml", "runs/tiny", "--tasks", "13", code=2)
     assert message.startswith("eval.tasks: expected at most 12")
@@ -116,20 +94,20 @@ def test_export_casts_and_never_overwrites(run: Path, tmp_path: Path, capsys: py
     assert "expected a folder that can be made" in blocked
 
 
-def test_the_report_is_written_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (run / "report.html").unlink()
-    assert output_of(capsys, "report", str(run)) == f"{run}/report.html\n"
-    assert "</html>" in (run / "report.html").read_text()
+def test_the_report_is_written_again(own_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = own_home / "runs/tiny/report.html"
+    report.unlink()
+    assert output_of(capsys, "report", "runs/tiny") == "runs/tiny/report.html\n"
+    assert "</html>" in report.read_text()
 
 
-def test_a_run_that_is_going_on_may_be_looked_at(home: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_is_going_on_may_be_looked_at(own_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["run", "first try.toml", "--name", "live", "--set", "rl.steps=100000", "--set", "observe.lines_every_s=0"]
-    with Forked(words, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    with Forked(words, cwd=own_home, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         assert any(line.startswith("rl 3/") for line in process.stdout)
-        live = run.with_name("live")
-        with contextlib.chdir(home):
-            second = output_of(capsys, "run", "first try.toml", "--name", "live", "--set", "rl.steps=100000", code=2)
+        live = own_home / "runs/live"
+        second = output_of(capsys, "run", "first try.toml", "--name", "live", "--set", "rl.steps=100000", code=2)
         page = output_of(capsys, "report", str(live))
         replayed = output_of(capsys, "replay", str(live), "rl/0/0")
         process.kill()

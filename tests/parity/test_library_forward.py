@@ -22,10 +22,15 @@ OTHERS = [
     ("qwen3_moe", False),
     ("gpt_oss", False),
 ]
+SHORT = [("qwen3", True), ("qwen2", True), ("glm4", False), ("gemma2", True), ("gpt_oss", False)]
 LENGTHS = [9, 1, 30, 17]
 
 
-@pytest.fixture(scope="module", params=FAMILIES + OTHERS, ids=lambda m: f"{m[0]}-{'tied' if m[1] else 'untied'}")
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(each, marks=() if each in SHORT else pytest.mark.full) for each in FAMILIES + OTHERS],
+    ids=lambda m: f"{m[0]}-{'tied' if m[1] else 'untied'}",
+)
 def path(request, tmp_path_factory):
     family, tied = request.param
     return tiny_model(family, tmp_path_factory.mktemp("model") / family, tied=tied, seed=11)

@@ -154,7 +154,7 @@ def agrees(model, asked, answer):
 
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    short_of([(family, dtype) for family in FAMILIES for dtype in DTYPES], [(family, "float32") for family in SHORT]),
+    short_of([(family, dtype) for family in FAMILIES for dtype in DTYPES], [(SHORT[0], "float32")]),
 )
 def test_neighbours_and_chunks(family, dtype, path_of):
     model = fast(path_of(family), dtype)

@@ -28,34 +28,7 @@ from sparring.types import Batch, Sample
 THREADS = (1, 2, 3, 4)
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
 DTYPES = pytest.mark.parametrize("dtype", (FLOAT32, BFLOAT16), ids=("float32", "bfloat16"))
-ROWS = (
-    1,
-    2,
-    3,
-    7,
-    8,
-    12,
-    15,
-    16,
-    31,
-    33,
-    64,
-    65,
-    127,
-    129,
-    255,
-    257,
-    511,
-    512,
-    513,
-    1000,
-    1024,
-    2047,
-    2048,
-    4095,
-    4096,
-)
-FEWER_ROWS = (1, 7, 31, 257, 512, 1000, 2048, 4095, 4096)
+ROWS = (1, 7, 12, 31, 64, 129, 257, 511, 512, 1000, 2048, 4095)
 MODEL_A = {"width": 256, "heads": 4, "kv_heads": 2, "size": 64, "inner": 768, "vocabulary": 4096}
 MODEL_B = {"width": 1024, "heads": 16, "kv_heads": 8, "size": 128, "inner": 3072, "vocabulary": 9192}
 """Of `benchmarks/engine.py`; B's vocabulary is cut to what makes two slabs of `gradients.SLAB`."""
@@ -235,11 +208,10 @@ def test_gradients_of_model_a_do_not_depend_on_threads(name: str, dtype: torch.d
 
 
 @pytest.mark.slow
-@DTYPES
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_gradients_of_model_b_do_not_depend_on_threads(name: str, dtype: torch.dtype) -> None:
-    for rows in FEWER_ROWS:
-        check(name, rows, dtype, MODEL_B)
+def test_gradients_of_model_b_do_not_depend_on_threads(name: str) -> None:
+    for rows in (31, 1000, 4095):
+        check(name, rows, BFLOAT16, MODEL_B)
 
 
 def test_every_function_with_a_gradient_is_among_them() -> None:

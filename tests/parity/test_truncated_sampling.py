@@ -39,6 +39,7 @@ LIMITS = {
     "grammar and all": {"allowed": alternating, "top_p": 0.9, "top_k": 30, "min_p": 0.05},
     "all": {"top_p": 0.9, "top_k": 50, "min_p": 0.05, "temperature": 0.8},
 }
+SHORT = ("top-k", "grammar", "all")
 STOPS = tuple(range(0, VOCABULARY, 5))
 BIAS = ((3, 2.5), (8, -1e30), (10, 4.0), (77, -1.25))
 CHANGES = {
@@ -145,7 +146,10 @@ def steps(path, dtype, limits):
 
 
 @pytest.mark.parametrize("dtype", short_of(["float32", "bfloat16"], ["bfloat16"]))
-@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
+@pytest.mark.parametrize(
+    "limits",
+    [pytest.param(LIMITS[name], marks=() if name in SHORT else pytest.mark.full, id=name) for name in LIMITS],
+)
 def test_the_importance_ratio_at_equal_weights_is_one(path, dtype, limits):
     found, without, answers = steps(path, dtype, limits)
     for metrics in found:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,9 @@ class ChatTemplate:
         self.whole_source = source if for_tools in (None, source) else _CHOICE.format(for_tools, source)
         self.where = where
         self._special = dict(special)
-        environment = _environment()
         with boundary(BadInput, where, "a chat template in Jinja", "correct it"):
-            self._plain = environment.from_string(source)
-            self._with_tools = environment.from_string(for_tools or source)
+            self._plain = _compiled(source)
+            self._with_tools = _compiled(for_tools or source)
 
     def text(
         self,
@@ -118,6 +118,11 @@ class _Generation(jinja2.ext.Extension):
         """Replace the block by its body."""
         next(parser.stream)
         return parser.parse_statements(["name:endgeneration"], drop_needle=True)
+
+
+@lru_cache(16)  # a run reads its template for every stage and check, and compiling one takes 50 ms
+def _compiled(source: str) -> jinja2.Template:
+    return _environment().from_string(source)
 
 
 def _environment() -> jinja2.Environment:

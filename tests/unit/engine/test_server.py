@@ -67,6 +67,15 @@ def http(server):
         yield client
 
 
+@pytest.fixture(scope="module")
+def refusing(model_path):
+    """A client of one server for all tests of what is refused, after which it serves on."""
+    thread = ServerThread(NativeEngine(load(model_path), EngineConfig(), threads=1), model_path)
+    with httpx.Client(base_url=thread.url, timeout=60) as client:
+        yield client
+    thread.stop()
+
+
 @pytest.fixture
 def empty():
     """A server that was started without a model."""
@@ -154,13 +163,13 @@ BAD_BODIES = [
 
 @pytest.mark.parametrize(("body", "status", "kind", "said"), BAD_BODIES, ids=range(len(BAD_BODIES)))
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_bad_request_is_refused_and_the_others_go_on(http, body, status, kind, said, stream):
+def test_a_bad_request_is_refused_and_the_others_go_on(refusing, body, status, kind, said, stream):
     if stream and body[:1] == b"{" and body[-1:] == b"}" and len(body) > 2:
         body = body[:-1] + b', "stream": true}'
-    answer = http.post("/v1/generate", content=body)
+    answer = refusing.post("/v1/generate", content=body)
     assert (answer.status_code, answer.json()["error"]["type"]) == (status, kind)
     assert said in answer.json()["error"]["message"]
-    assert post(http, "generate", tokens=PROMPT).status_code == 200
+    assert post(refusing, "generate", tokens=PROMPT).status_code == 200
 
 
 WEIGHTS = {"model": "policy", "version": 1, "checksum": "0", "location": {}}

@@ -90,6 +90,7 @@ def test_gradient_checkpointing_samples_nothing(family, tmp_path):
         assert torch.equal(found, logits(load(tmp_path), rows))
 
 
+@pytest.mark.full
 def test_kernels_that_cannot_be_built_are_not_the_models_fault(tmp_path):
     code = f"from sparring.model.load import load; load({str(tiny_model('llama', tmp_path / 'tiny'))!r})"
     environment = {**os.environ, "CXX": "false", "SPARRING_CACHE": str(tmp_path / "cache")}

@@ -7,6 +7,7 @@ import pytest
 import torch
 from refusals import refused_at
 from safetensors.torch import load_file, save_file
+from suite import short_of
 
 from sparring.errors import BadInput
 from sparring.kernels import ops
@@ -26,6 +27,8 @@ pytestmark = [pytest.mark.usefixtures("kernel_path"), pytest.mark.kernel_paths(p
 
 MIXTURES = ["qwen3_moe", "mixtral", "gpt_oss"]
 FAMILIES = ["llama", "qwen2", "qwen3", "phi3", "gemma2", *MIXTURES]
+SHORT = ["qwen3", "gemma2", "gpt_oss"]
+"""Of the short suite: a joined decoder, layers of the library's own, experts."""
 EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
 TOKENS = torch.arange(40) % VOCABULARY
 
@@ -35,7 +38,7 @@ numerics_of_experts = pytest.mark.parametrize(
 """Elsewhere fast numerics leave experts to the library, and adapters of them are refused: see below."""
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=short_of(FAMILIES, SHORT))
 def base(request, tmp_path_factory):
     return tiny_model(request.param, tmp_path_factory.mktemp("base") / request.param, seed=4)
 

@@ -4,6 +4,7 @@ nobody knows is noted."""
 import pytest
 import torch
 from refusals import refused_at
+from suite import short_of
 from torch.nn import functional
 
 from sparring.kernels import ops
@@ -76,7 +77,7 @@ def threads():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", short_of(DTYPES, DTYPES[:1]))
 @pytest.mark.parametrize("name", OF_ONE)
 def test_an_element_has_the_same_bits_at_every_position(name, dtype):
     function, x = OF_ONE[name], 3.0 * random(150_001, dtype=dtype)
@@ -84,7 +85,7 @@ def test_an_element_has_the_same_bits_at_every_position(name, dtype):
         expected = torch.cat([function(piece) for piece in x[:300].split(1)])
         for count in (1, 2, 4):
             torch.set_num_threads(count)
-            for size in (*range(1, 80), 131, 300):
+            for size in (*range(1, 10), *range(15, 18), *range(31, 34), *range(63, 66), 79, 131, 300):
                 assert torch.equal(function(x[:size]), expected[:size])
             assert torch.equal(function(x)[:300], expected)
             assert torch.equal(function(x.roll(149_777))[149_777:][:224], expected[:224])

@@ -310,7 +310,7 @@ def test_a_paired_difference_covers_and_is_no_wider_than_it_must_be(tasks: int, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("tasks", "samples"), DESIGNS)
+@pytest.mark.parametrize(("tasks", "samples"), [DESIGNS[0], DESIGNS[-1]])
 def test_a_paired_difference_covers_whatever_the_chances(shape: str, tasks: int, samples: int) -> None:
     covered, width = paired_coverage(shape, tasks, samples, 10_000)
     assert covered >= 0.94 and width <= 1.1

@@ -211,18 +211,16 @@ def test_a_thought_whose_tags_are_no_ids_waits(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("name", FORMAT_TAGS)
-def test_pieces_are_a_prefix_for_every_order_of_five_tags(name: str, thinking: bool) -> None:
-    check_every_order(renderer_of(name, thinking), 5)
+def test_pieces_are_a_prefix_for_every_order_of_four_tags(name: str) -> None:
+    check_every_order(renderer_of(name, True), 4)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("name", ["template", *FORMAT_TAGS])
-def test_pieces_of_many_random_replies_are_a_prefix(name: str, thinking: bool) -> None:
-    renderer = renderer_of(name, thinking)
-    for seed in range(5000):
+def test_pieces_of_many_random_replies_are_a_prefix(name: str) -> None:
+    renderer = renderer_of(name, True)
+    for seed in range(2000):
         check(renderer, *random_reply(renderer, random.Random(seed)))
 
 
