@@ -39,8 +39,8 @@ class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Number of CPU threads of the trainer and of the engine each; 0: all cores."""
 
     memory: Literal["refuse", "warn"] = "refuse"
-    """Treatment of a run with an estimated need of more memory than the machine has. refuse: it does not start; warn:
-    it starts, and the estimate is repeated if it runs out of memory."""
+    """Treatment of a run with an estimated need of more than 1.5 times the machine's memory. refuse: it does not start;
+    warn: it starts. Above the machine's memory there is a warning, which is repeated if memory runs out."""
 
     redo: Literal["train", "sample"] = "train"
     """Treatment of the steps after the last checkpoint of a resumed run. train: they are trained again from the record,
