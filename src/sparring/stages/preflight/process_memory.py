@@ -260,8 +260,8 @@ def _with(config: RunConfig, **settings: int | str) -> RunConfig:
 
 
 def check_memory(files: RunFiles, shapes: Mapping[str, Outline]) -> list[str]:
-    """Warn of a run whose processes on this machine exceed its memory. Refuse one that exceeds it `BEYOND` times, unless
-    `run.memory = "warn"`, and one whose checkpoints exceed the disk."""
+    """Warn of a run whose processes on this machine exceed its memory. Refuse one that needs more than `BEYOND` times
+    that, unless `run.memory = "warn"`, and one whose checkpoints exceed the disk."""
     config, process = files.config, resident()
     for stage in config.run.stages if config.cluster.shard == PARAMETERS else ():
         check_shards(config, shapes, stage)
