@@ -26,7 +26,6 @@ def load_env(config: EnvConfig, read_rows: ReadRows | None = None, judges: Judge
     """Return the factory of a world, with its settings checked.
 
     Args:
-        config: `[env]`.
         read_rows: reader of data files, `sparring.tasks.files.read_rows`; a parameter because packages of one layer
             never import each other. Only a world with `data` needs it.
         judges: judges of a rubric, if it has judged parts.
