@@ -53,8 +53,8 @@ Read = Callable[[str], T | None]
 
 
 class EngineReplies:
-    """Source of replies that samples with an engine, and closes it. Implements `Replies`. The
-    model's `name` is for request ids and errors."""
+    """Source of replies that samples with an engine, and closes it. Implements `Replies`. The model's
+    `name` is for request ids and errors."""
 
     def __init__(self, engine: Engine, renderer: Renderer, name: str) -> None:
         self._engine, self._renderer, self._name = engine, renderer, name
