@@ -24,6 +24,7 @@ import tracemalloc
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from common.appending import AppendingRenderer
 from common.figures import claim, read_options, resident_bytes
 
 from sparring.gateway.dialects.chat_completions import ChatCompletions
@@ -38,7 +39,6 @@ from sparring.record.tree import Tree
 from sparring.reply import ReplyRequest, whole_reply
 from sparring.stages.runtime.garbage import fewer_collections
 from sparring.store.codec import encode
-from sparring.testing.appending import AppendingRenderer
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer, toy_task
 from sparring.types import Limits, Message, ToolSpec

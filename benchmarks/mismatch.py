@@ -4,9 +4,9 @@
 
 The start and the task are those of benchmarks/algorithms.py. The engine serves every weight with a fixed error of a
 known share of its tensor's root mean square: it runs here, behind the token server, and each run reaches it with
-`[engine] kind = "remote"` (`sparring.testing.disturbed_engine`). At 0 it is the recipe's own, which is exact, and there
-is nothing to do: one row. The advantages, the clip and the twelve optimiser steps an update are DAPO's in all rows; what differs is what
-is done about the mismatch. What was learned is evaluated by an exact engine, on 400 held-out tasks: mean over seeds
+`[engine] kind = "remote"` (`common/disturbed_engine.py`). At 0 it is the recipe's own, which is exact, and there is
+nothing to do: one row. The advantages, the clip and the twelve optimiser steps an update are DAPO's in all rows; what
+differs is what is done about the mismatch. What was learned is evaluated by an exact engine, on 400 held-out tasks: mean over seeds
 with the 95 % interval of Student's t, and the differences seed by seed to the exact engine and to what nothing is done
 about, likewise. Told beside it: the mean of |log p_trainer - log p_engine| and of k3 over the trained tokens. The last
 line is one JSON object. It measures no time.
@@ -25,12 +25,12 @@ from typing import Any
 
 from algorithms import interval, start
 from algorithms import run as run_recipe
+from common.disturbed_engine import DisturbedEngine
 from common.figures import SHORT_RUNS, read_options
+from common.served import ServerThread
 
 from sparring.engine.config import EngineConfig
 from sparring.model.load import load
-from sparring.testing.disturbed_engine import DisturbedEngine
-from sparring.testing.served import ServerThread
 
 CORRECTIONS: dict[str, list[str]] = {
     "none, ratio to the trainer's own before the update": ['algo.anchor="proximal"', "algo.correction=none"],

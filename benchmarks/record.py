@@ -17,11 +17,11 @@ import statistics
 import time
 import tracemalloc
 
+from common.appending import AppendingRenderer
 from common.figures import claim, read_options
 
 from sparring.generation import Completion, Runs, Sampling
 from sparring.record.tree import Tree
-from sparring.testing.appending import AppendingRenderer
 from sparring.types import Message
 
 TOLD, SAID = 131, 131

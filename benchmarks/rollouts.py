@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
+from common.appending import AppendingRenderer
 from common.figures import ROOT, claim, read_options
 from rl_step import prepare
 
@@ -48,7 +49,6 @@ from sparring.rollout.runner import RolloutRunner
 from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.window import Window
 from sparring.store.sqlite import SqliteStore
-from sparring.testing.appending import AppendingRenderer
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.types import Limits, Message, Observation, Score, Segment, Task, Trajectory
 

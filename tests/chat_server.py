@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from common.serving import ServingThread, free_socket, quiet_server
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-
-from sparring.testing.serving import ServingThread, free_socket, quiet_server
 
 Reply = Callable[[dict[str, Any]], tuple[int, dict[str, Any]]]
 """Function of a request's body that returns status and body of the answer."""

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
+from common.serving import ServingThread, free_socket, quiet_server
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -15,7 +16,6 @@ from starlette.routing import Route
 from sparring.errors import EngineError
 from sparring.generation import Completion, Delta, GenerateRequest, Sampling, ScoreRequest
 from sparring.protocols import Engine
-from sparring.testing.serving import ServingThread, free_socket, quiet_server
 
 
 class CompletionsServer(ServingThread):

@@ -47,6 +47,8 @@ def imported(name: str, file: Path, known: Mapping[str, Path]) -> set[str]:
         names |= {".".join([*parts[:depth], "conftest"]) for depth in range(1, len(parts))}
         names |= {f"{name.rpartition('.')[0]}.{other}" for other in names if "." not in other}
         names |= {f"tests.{other}" for other in names}
+    if name.startswith(("tests.", "benchmarks.")):
+        names |= {f"benchmarks.{other}" for other in names}
         if name.startswith("tests.loop."):
             names.add("sparring.cli.main")  # most of them run the command in a process of its own
     if name == "sparring.cli.main":

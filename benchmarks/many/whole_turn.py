@@ -6,13 +6,13 @@ import time
 from itertools import pairwise
 from typing import Any
 
+from common.appending import AppendingRenderer
 from rollouts import GROUP_SIZE, GROUPS, Released, TalkFactory, scheduler_of
 
 from sparring.generation import Sampling
 from sparring.rollout.window import Window
 from sparring.stages.runtime.garbage import fewer_collections
 from sparring.store.sqlite import SqliteStore
-from sparring.testing.appending import AppendingRenderer
 
 NEW = 500
 """Maximum number of tokens of a reply."""

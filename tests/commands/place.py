@@ -8,7 +8,6 @@ import gzip
 import json
 import os
 import re
-import runpy
 import shlex
 import shutil
 import signal
@@ -20,10 +19,10 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+from common.short_recipes import shorten
 from image_files import SHELL, copy_programs, empty_image, save_archive
 
 ROOT = Path(__file__).resolve().parents[2]
-SHORTEN = runpy.run_path(str(ROOT / "benchmarks/common/short_recipes.py"))["shorten"]
 CHANGED = ("recipes", "docs")
 """Folders that are copied, because commands write there, or because their recipes are shortened."""
 SAME = ("benchmarks", "src", "tests", ".real", ".bfcl")
@@ -123,7 +122,7 @@ class Place:
             (folder / name).symlink_to(ROOT / name)
         self._write_files()
         for recipe in (*folder.glob("*.toml"), *folder.glob("recipes/**/*.toml")):
-            SHORTEN(recipe)
+            shorten(recipe)
         self.run("sparring run recipes/quickstart.toml")
         self.run("sparring run recipes/quickstart.toml --name mine")
         self.run("sparring eval recipe.toml runs/mine --name baseline --json baseline.json")

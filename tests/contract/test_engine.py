@@ -53,7 +53,7 @@ def watched(path):
 
 
 def remote(path):
-    from sparring.testing.served import RemoteToThread
+    from common.served import RemoteToThread
 
     return RemoteToThread(native(path), path)
 
@@ -83,14 +83,15 @@ def vllm(path):
 
 
 def served_vllm(path):
-    from sparring.testing.served import RemoteToThread
+    from common.served import RemoteToThread
 
     return RemoteToThread(vllm(path), path)
 
 
 def fleet(path):
+    from common.served import RemoteToThread
+
     from sparring.engine.fleet import Fleet
-    from sparring.testing.served import RemoteToThread
 
     return Fleet([RemoteToThread(native(path), path) for _ in range(2)])
 

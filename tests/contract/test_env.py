@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from recipe_files import RECIPES
 
 from sparring.envs.config import EnvConfig
 from sparring.envs.domains import Domains
@@ -81,7 +82,7 @@ def gym(folder: Path) -> EnvFactory:
 
 
 def instructions(folder: Path) -> EnvFactory:
-    return load_env(EnvConfig(name="instructions", held_out=30, demonstrations=10))
+    return load_env(EnvConfig(name=f"{RECIPES}/instructions/world.py:Instructions", held_out=30, demonstrations=10))
 
 
 def generated(folder: Path) -> EnvFactory:

@@ -15,6 +15,7 @@ from threading import Lock
 from typing import Any
 
 import pytest
+from rank_threads import RankThread
 from safetensors.torch import load_file, save_file
 from test_trainer import FULL, START_S, batches, beyond, parts_of, qwen3, trained, use, without_times
 
@@ -26,7 +27,6 @@ from sparring.errors import BadInput, OtherRankFailed, TrainerError
 from sparring.generation import ScoreRequest
 from sparring.log import Report, log_event
 from sparring.protocols import Trainer
-from sparring.testing.rank_threads import RankThread
 from sparring.train.gloo import GlooRanks, Meeting
 from sparring.types import CheckpointRef
 from sparring.weights.shared_memory import FOLDER, PREFIX

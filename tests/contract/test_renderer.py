@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from conversations import CONVERSATIONS, ODD, TOOL, answer, call, say, user
 
 from sparring.protocols import Renderer
 from sparring.render.demonstrate import reply_tokens
-from sparring.testing.conversations import CONVERSATIONS, ODD, TOOL, answer, call, say, user
 from sparring.testing.toy import toy_renderer
 
 RENDERERS = [

@@ -6,13 +6,13 @@ import asyncio
 import random
 
 import pytest
+from conversations import TOOL, answer, user
 
 from sparring.errors import LimitReached
 from sparring.generation import GenerateRequest, Sampling
 from sparring.protocols import Session
 from sparring.record.recorder import RecordedSession, Recorder
 from sparring.testing.clock import run_virtual
-from sparring.testing.conversations import TOOL, answer, user
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer, toy_task
 from sparring.types import Limits, Message, Outcome, Trajectory

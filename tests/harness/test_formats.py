@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from agents import PROGRAMS, play
 from clients import CLIENTS, NAMED, Client, plain
+from formats import FORMATS, NO_TOOLS, format_renderer
 from harmony import harmony_renderer
 
 from sparring.errors import BadInput
 from sparring.render.round_trip import check_tool_calls
-from sparring.testing.formats import FORMATS, NO_TOOLS, format_renderer
 from sparring.testing.toy import toy_renderer
 from sparring.types import ToolSpec
 

@@ -18,6 +18,9 @@ TREE = {
     "tests/unit/test_store.py": "from sparring.store import f",
     "tests/unit/test_dashboard.py": "import sparring.dashboard",
     "tests/unit/test_alone.py": "",
+    "benchmarks/common/clock.py": "",
+    "benchmarks/turns.py": "from common.clock import tick",
+    "tests/unit/test_turns.py": "from turns import played",
     "tests/house/test_rules.py": "",
 }
 
@@ -39,11 +42,12 @@ def test_what_imports_a_change_is_near_and_the_nearest_comes_first(tree: Path) -
     assert near(tree, "src/sparring/store.py") == ["test_store", "test_dashboard", "test_rules"]
     assert near(tree, "src/sparring/dashboard.py") == ["test_dashboard", "test_rules"]
     assert near(tree, "tests/unit/test_alone.py") == ["test_alone", "test_rules"]
+    assert near(tree, "benchmarks/common/clock.py") == ["test_turns", "test_rules"]
 
 
 def test_a_file_that_is_no_module_is_what_names_it(tree: Path) -> None:
     """Here by a module of the conftest, which every test has."""
-    every = {"test_types", "test_store", "test_dashboard", "test_alone", "test_rules"}
+    every = {"test_types", "test_store", "test_dashboard", "test_alone", "test_turns", "test_rules"}
     assert set(near(tree, "src/sparring/kernels.cpp")) == every
 
 

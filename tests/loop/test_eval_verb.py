@@ -137,7 +137,7 @@ def test_another_environment(given: Path, checkpoint: Path, capsys: pytest.Captu
         (("no/such",), "no/such: expected a Hugging Face checkpoint"),
         (("no/such.json",), "no/such.json: expected a result"),
         (("http://127.0.0.1:9/v1",), "engine at http://127.0.0.1:9/v1: expected "),
-        (("{c}", "--env", "nowhere"), "env.name: expected one of instructions, reasoning_gym, or package.module:Name"),
+        (("{c}", "--env", "nowhere"), "env.name: expected one of reasoning_gym, package.module:Name, or path"),
         (
             ("{c}", "--json", "/no/such/folder/r.json"),
             "/no/such/folder/r.json: expected a file",

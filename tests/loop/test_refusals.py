@@ -144,7 +144,7 @@ def test_the_refusal_of_a_world_without_an_expert_names_the_ways_out(
             "env.name",
             "expected an installed module",
         ),
-        ("env.name=reasoning_gim", "env.name", "expected one of instructions, reasoning_gym, or package.module:Name"),
+        ("env.name=reasoning_gim", "env.name", "expected one of reasoning_gym, package.module:Name, or path"),
         ("env.name=worlds.py:Sums", "env.name", "expected a Python file"),
         ("env.args.colour=red", "env.args", "got colour: expected "),
         ("env.held_out=20000", "env Sums", "lower held_out and demonstrations"),

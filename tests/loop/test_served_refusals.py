@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from common.served import ServerThread
 
 from sparring.cli.main import main
 from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.model.load import load
-from sparring.testing.served import ServerThread
 
 REFUSED = [
     (

@@ -1,4 +1,4 @@
-"""Attacks on the verdicts of `instructions`: replies that keep a limit by their spelling alone earn nothing, and honest
+"""Attacks on the verdicts of recipes/instructions: replies that keep a limit by their spelling alone earn nothing, and honest
 replies with the same marks, abbreviations and compounds keep what they earn."""
 
 from __future__ import annotations
@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from recipe_files import recipe_file
 
-from sparring.envs.instructions.world import score
-
+score = recipe_file("instructions/world.py").score
 ONE = {"kind": "sentences", "n": 1}
 TEN = {"kind": "at_most_words", "n": 10}
 

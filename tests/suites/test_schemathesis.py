@@ -8,11 +8,11 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
+from common.served import ServerThread
 
 from sparring.engine.config import BatchConfig, EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.model.load import load
-from sparring.testing.served import ServerThread
 from sparring.testing.tiny_models import tiny_model
 
 pytestmark = pytest.mark.suites

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from common.served import ServerThread
 from real_vllm import PYTHON
 from served import Weights, published, turn
 from test_vllm_process import check_ended, children, processes, watched
@@ -25,7 +26,6 @@ from sparring.engine.native import NativeEngine
 from sparring.errors import BadInput
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest
 from sparring.model.load import load
-from sparring.testing.served import ServerThread
 
 pytestmark = pytest.mark.vllm
 

@@ -128,11 +128,8 @@ def _check_state(state: object) -> None:
 
 
 def finite(what: str, value: object) -> float:
-    """Convert a finite real number of a type that `number` converts to a Python float.
-
-    Raises:
-        ValueError: the value is anything else; the message names it by `what`.
-    """
+    """Convert a finite real number of a type that `number` converts to a Python float; refuse anything else, called
+    `what` (`ValueError`)."""
     with suppress(ValueError):
         if math.isfinite(converted := number(what, value)):
             return converted

@@ -130,11 +130,7 @@ class Env:
 
     @property
     def task(self) -> Task:
-        """The task that `open` was called with.
-
-        Raises:
-            BadInput: `open` has not been called.
-        """
+        """The task that `open` was called with; `BadInput` if it has not been called."""
         if self._task is None:
             do = "await open(task, box) first; prompt, check and expert run before it and are handed their task"
             raise refusal(f"{type(self).__name__}.task", "a task", "an environment that was not opened", do)
@@ -163,7 +159,6 @@ class Env:
 
         Raises:
             EnvError: a tool raised anything but `ToolError`.
-            InfraError: passed on from a box.
         """
         if not reply.tool_calls:
             return Observation(done=True)

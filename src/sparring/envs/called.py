@@ -29,8 +29,6 @@ class ByName:
         name: name of the function in errors of its calls, as the recipe writes it; `where` if empty.
 
     Attributes:
-        function: user's function.
-        name: name of the function in errors of its calls.
         is_async: whether it is a coroutine function.
         batched: whether it is called as TRL's trainers call it.
 
@@ -71,13 +69,7 @@ class ByName:
 
     def arguments(self, completion: str, task: Task, ids: Sequence[int] = ()) -> tuple[list[Any], dict[str, Any]]:
         """Return the positional and the named arguments for one answer. Columns for parameters hinted as `str` are
-        passed as text even if the file has a number.
-
-        Args:
-            completion: final answer.
-            task: task that it answers.
-            ids: token ids of the answer.
-        """
+        passed as text even if the file has a number. `ids` are the answer's tokens."""
         values = _batch(completion, task, ids) if self.batched else _single(completion, task)
         positional, named = [], {}
         for parameter in self._wants:

@@ -128,11 +128,7 @@ class _InTurn:
         return {"turn": self._turn, "ended": sorted(self._ended), "sources": sources}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`.
-
-        Raises:
-            BadInput: the state belongs to other environments.
-        """
+        """Continue from `state`; refuse one of other environments (`BadInput`)."""
         if state["sources"].keys() != self._sources.keys():
             expected, got = ", ".join(self._sources), ", ".join(state["sources"])
             do = "resume with the recipe that the run was started with"

@@ -44,16 +44,11 @@ class Executor(Protocol):
         Raises:
             RuntimeError: the executor was abandoned, or the call raised an exception that a future cannot carry
                 (SystemExit, StopIteration).
-            Exception: exception of the call.
         """
 
     async def finish(self, function: Callable[..., Any]) -> Any:
         """Call the function that ends the environment, as `run` does. It starts even if the awaiting task has been
-        cancelled.
-
-        Raises:
-            Exception: exception of the call.
-        """
+        cancelled."""
 
     def close(self) -> None:
         """Refuse further calls. Safe to call twice."""
@@ -115,11 +110,7 @@ def is_cooperative(function: Callable[..., Any]) -> bool:
 
 async def away(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     """Run a user's function in the current environment's executor. Call the function directly if there is no executor,
-    or if the caller already runs in it.
-
-    Raises:
-        Exception: exception of the function.
-    """
+    or if the caller already runs in it."""
     executor = EXECUTOR.get()
     if executor is not None and not is_cooperative(function):
         return await executor.run(function, *arguments, **named)
@@ -128,11 +119,7 @@ async def away(function: Callable[..., Any], *arguments: Any, **named: Any) -> A
 
 
 async def at_home(function: Callable[..., Coroutine[Any, Any, T]], *arguments: Any, **named: Any) -> T:
-    """Await a coroutine function on the run's event loop, to which boxes and judges belong, from any thread.
-
-    Raises:
-        Exception: exception of the function.
-    """
+    """Await a coroutine function on the run's event loop, to which boxes and judges belong, from any thread."""
     home = HOME.get()
     if home is None or home is asyncio.get_running_loop():
         return await function(*arguments, **named)

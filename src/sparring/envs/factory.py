@@ -35,7 +35,6 @@ class WorldFactory:
     Args:
         name: name of the world, written into its tasks.
         make: constructor of one instance.
-        config: `[env]`.
         read_rows: reader of the files that `config` names.
 
     Raises:
@@ -118,8 +117,6 @@ class WorldFactory:
 
         Raises:
             BadInput: a row failed its check.
-            JudgeError: a judge failed.
-            SandboxError: a box failed.
         """
         if not self._config.data or type(self._probe).prove is Env.prove:
             return 0, 0
@@ -183,7 +180,6 @@ class WorldFactory:
         raise refusal(f"{self.name}.generate", "a dict, the data of a task", got, do)
 
     def _prompt(self, task: Task) -> Sequence[Message]:
-        """Return the world's prompt as messages."""
         where, do = f"task {task.id}", "correct it, or give the data of the task a 'prompt'"
         with boundary(BadInput, where, f"a prompt from {self.name}.prompt", do):
             prompt = self._probe.prompt(task)

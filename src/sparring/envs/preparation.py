@@ -30,11 +30,7 @@ class Preparation:
         self.snapshot: Snapshot | None = None
 
     async def take(self, pool: Boxes, spec: BoxSpec) -> Sandbox:
-        """Return the attempt's box. A snapshot that no box can be forked from is as if it were not there.
-
-        Raises:
-            Exception: as `Boxes.take`.
-        """
+        """Return the attempt's box. A snapshot that no box can be forked from is as if it were not there."""
         box = await pool.take(spec)
         if self._kept is None:
             return box
@@ -47,15 +43,8 @@ class Preparation:
         return fork
 
     async def prepare(self, env: AnyEnv, task: Task, box: Sandbox, call: Callable[..., Awaitable[Any]]) -> None:
-        """Let the world prepare a box that is no fork, if it does so at all, and keep the box's state.
-
-        Args:
-            call: calls a method of the world with arguments.
-
-        Raises:
-            Exception: of the world's code.
-            SandboxError: the box failed.
-        """
+        """Let the world prepare a box that is no fork, if it does so at all, and keep the box's state. `call` calls a
+        method of the world with arguments."""
         steps = getattr(type(env), "prepare", None)
         if self.is_fork or steps is None or steps is Env.prepare:
             return

@@ -269,12 +269,8 @@ def compares(name: str) -> bool:
 
 
 def item(name: str, params: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """Return one item of a dataset. The item is a pure function of the arguments; the library alone does not guarantee
-    this.
-
-    Returns:
-        question, answer and metadata, cached: not to be modified.
-    """
+    """Return question, answer and metadata of one item of a dataset, cached: not to be modified. They are a pure
+    function of the arguments; the library alone does not guarantee this."""
     return _item(name, _canonical(params), seed)
 
 

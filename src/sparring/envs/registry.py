@@ -19,17 +19,13 @@ from sparring.errors import BadInput, boundary, refusal
 from sparring.protocols import EnvFactory
 from sparring.user_files.named import named
 
-BUILT_IN = {
-    "instructions": "sparring.envs.instructions.world:Instructions",
-    "reasoning_gym": "sparring.envs.reasoning_gym:ReasoningGym",
-}
+BUILT_IN = {"reasoning_gym": "sparring.envs.reasoning_gym:ReasoningGym"}
 
 
 def load_env(config: EnvConfig, read_rows: ReadRows | None = None, judges: Judges | None = None) -> EnvFactory:
     """Return the factory of a world, with its settings checked.
 
     Args:
-        config: `[env]`.
         read_rows: reader of data files, `sparring.tasks.files.read_rows`; a parameter because packages of one layer
             never import each other. Only a world with `data` needs it.
         judges: judges of a rubric, if it has judged parts.
@@ -49,13 +45,8 @@ def load_env(config: EnvConfig, read_rows: ReadRows | None = None, judges: Judge
         world = RubricWorldWithPython if "python" in config.tools else RubricWorld
         return WorldFactory("rubric", functools.partial(world, rubric), config, read_rows)
     if config.name not in BUILT_IN and ":" not in config.name:
-        names = ", ".join(sorted(BUILT_IN))
-        raise refusal(
-            "env.name",
-            f"one of {names}, or package.module:Name, or path/to/file.py:Name",
-            repr(config.name),
-            "correct it",
-        )
+        names = ", ".join((*sorted(BUILT_IN), "package.module:Name"))
+        raise refusal("env.name", f"one of {names}, or path/to/file.py:Name", repr(config.name), "correct it")
     world = named(BUILT_IN.get(config.name, config.name), "env.name")
     if isinstance(world, type) and issubclass(world, Env):
         args = env_args(config.args, world.Args)

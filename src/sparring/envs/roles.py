@@ -21,11 +21,7 @@ def roles_of(env: AnyEnv) -> tuple[str, ...]:
 
 
 def check_roles(env: AnyEnv) -> tuple[str, ...]:
-    """Check that a world's roles have distinct names, and that a world with several roles implements `step_of` and
-    `score_all`.
-
-    Returns:
-        its roles.
+    """Return a world's roles. They have distinct names, and a world with several implements `step_of` and `score_all`.
 
     Raises:
         BadInput: a name is invalid or occurs twice, there is no name, or a method is missing.

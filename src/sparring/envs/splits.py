@@ -108,7 +108,6 @@ class Splits:
 
     Args:
         world: name of the world, for errors.
-        draw: draws a task.
         held_out: number of distinct tasks in the eval stream.
         demonstrations: number of distinct tasks in the demonstration stream.
         share: share of all tasks that may be held out; these occur in no other stream of any seed. 0: the draws of

@@ -22,7 +22,6 @@ class LoopThread:
     """Daemon thread that runs an event loop until it is stopped.
 
     Attributes:
-        loop: the event loop.
         tasks: unfinished tasks that code on the loop started.
     """
 
@@ -159,10 +158,6 @@ THREADS = LoopThreads()
 class ThreadExecutor:
     """Executor on a thread of its own: a call that blocks stops only its own environment. Implements `Executor`.
 
-    Args:
-        threads: pool of threads.
-        shared: use the one thread of all shared executors.
-
     Attributes:
         abandoned: True if a cancelled call never ended; it keeps the thread.
     """
@@ -218,7 +213,6 @@ class _Call:
 
     Attributes:
         result: future of the call's result, on the loop that made the call.
-        ended: True once the call is over.
     """
 
     __slots__ = ("_end", "_home", "_inbox", "_loop", "_task", "_work", "ended", "result")

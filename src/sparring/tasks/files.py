@@ -41,8 +41,7 @@ def read_conversations(
     """Read conversations for supervised fine-tuning: the `messages` column, or `prompt` and `answer` as two messages.
 
     Args:
-        path: see `read_rows`.
-        columns: see `read_rows`.
+        path, columns: see `read_rows`.
         recorded: whether a run recorded the conversations. Their replies may be empty, since the policy sampled them
             so.
 
@@ -75,11 +74,7 @@ def _task_row(row: dict[str, Any], names: Mapping[str, str], where: str, number:
 
 
 def check_said(prompt: Sequence[Message], where: str) -> None:
-    """Refuse a prompt that says nothing.
-
-    Raises:
-        BadInput: all of its messages are blank, the system's left out.
-    """
+    """Refuse a prompt whose messages are all blank, the system's left out (`BadInput`)."""
     if all(is_blank(message) for message in prompt if message.role != "system"):
         raise refusal(where, "a prompt that says something", "an empty one", "correct or remove the row")
 
@@ -135,11 +130,7 @@ def _text(row: Mapping[str, Any], name: str, names: Mapping[str, str], where: st
 
 
 def messages_of(value: Any, where: str) -> tuple[Message, ...]:
-    """Parse a list of {role, content, ...}, as chat APIs write messages.
-
-    Raises:
-        BadInput: the value is no such list; the message begins with `where`.
-    """
+    """Parse a list of {role, content, ...}, as chat APIs write messages; refuse any other value (`BadInput`)."""
     if not isinstance(value, list) or not value:
         raise refusal(f"{where}, messages", "a list of {role, content}", repr(value)[:80], "correct the row")
     return tuple(_message(entry, f"{where}, messages[{index}]") for index, entry in enumerate(value))

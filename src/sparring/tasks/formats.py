@@ -59,11 +59,8 @@ def _checked_rows(rows: Located) -> Located:
 
 
 def check_plain(value: Any, where: str) -> None:
-    """Refuse text that UTF-8 cannot encode and NaN or infinite numbers, in a value and everything nested in it.
-
-    Raises:
-        BadInput: the value contains such a text or number.
-    """
+    """Refuse text that UTF-8 cannot encode and NaN or infinite numbers, in a value and everything nested in it
+    (`BadInput`)."""
     if isinstance(value, str):
         if not value.isascii():
             try:
@@ -142,11 +139,7 @@ def _json_lines(path: Path) -> Located:
 
 
 def parsed(text: str | bytes, where: str, expected: str, do: str) -> Any:
-    """Parse JSON.
-
-    Raises:
-        BadInput: the text is not JSON, repeats a key, or has NaN or an infinity.
-    """
+    """Parse JSON; refuse text that is none, repeats a key, or has NaN or an infinity (`BadInput`)."""
     try:
         return json.loads(text, object_pairs_hook=unique_keys, parse_constant=not_json)
     except (ValueError, RecursionError) as error:
@@ -234,11 +227,7 @@ def _number_rows(where: object, rows: Iterable[dict[str, Any]]) -> Located:
 
 
 def _hub(path: str) -> Located:
-    """Return the rows of a data set of the hub, which the library `datasets` downloads and caches.
-
-    Raises:
-        BadInput: the name is no hub name, the library is not installed, or the data set does not exist.
-    """
+    """Return the rows of a data set of the hub, which the library `datasets` downloads and caches."""
     if "://" in path or Path(path).exists():
         got = "an address, which is not read" if "://" in path else "a pipe or device, which cannot be read twice"
         raise refusal(path, "a data file, a datasets folder or a hub name", got, "save it as a file, and name that")

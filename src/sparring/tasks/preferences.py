@@ -68,21 +68,14 @@ def read_preferences(path: str, *, single: bool = False) -> list[Preference]:
 
 
 def read_solutions(path: str) -> list[Solution]:
-    """Read rows of {prompt | messages, steps: [text], labels: [true | false | a number from 0 to 1]}.
-
-    Raises:
-        BadInput: see `read_preferences`.
-    """
+    """Read rows of {prompt | messages, steps: [text], labels: [true | false | a number from 0 to 1]}. Refuses as
+    `read_preferences`."""
     return _read(path, _solution, "solution in steps")
 
 
 def read_turns(path: str) -> list[JudgedTurns]:
     """Read rows of {messages, labels: [true | false | a number from 0 to 1 | null]}, with one label per assistant
-    message.
-
-    Raises:
-        BadInput: see `read_preferences`.
-    """
+    message. Refuses as `read_preferences`."""
     return _read(path, _turns, "conversation with judged turns")
 
 

@@ -1,2 +1,2 @@
-"""A scripted engine, a virtual clock and a toy world: real objects for our tests and for plug-in authors.
-Torch-free."""
+"""Real objects for plug-in authors and our tests: a scripted engine, a virtual clock, a toy world, tiny models and
+adapters. What our tests or benchmarks alone use is beside them."""

@@ -40,11 +40,7 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> tuple[T, float]:
-    """Run a coroutine to its end on a virtual clock.
-
-    Returns:
-        The result and the virtual seconds that passed.
-    """
+    """Run a coroutine to its end on a virtual clock; return its result and the virtual seconds that passed."""
     with asyncio.Runner(loop_factory=VirtualClockLoop) as runner:
         result = runner.run(main)
         return result, runner.get_loop().time()

@@ -15,17 +15,8 @@ def tiny_adapter(
     target_modules: str | Sequence[str] = "all-linear",
     target_parameters: Sequence[str] = (),
 ) -> Path:
-    """Write an adapter folder for the checkpoint `base`.
-
-    Args:
-        seed: seed of both factors.
-        rank: rank of the factors.
-        target_modules: setting of `LoraConfig`.
-        target_parameters: setting of `LoraConfig`.
-
-    Returns:
-        The folder.
-    """
+    """Write an adapter folder for the checkpoint `base` and return it. `seed` draws both factors; the others are
+    settings of `LoraConfig`."""
     import torch
 
     from sparring.model.config import LoraConfig

@@ -161,17 +161,13 @@ EYES = {
 
 
 def tiny_model(family: str, out_path: str | Path, *, tied: bool = False, seed: int = 0, **settings: Any) -> Path:
-    """Write a two-layer model, with random norms and biases too, so that no operation is the identity.
+    """Write a two-layer model and return its folder. Norms and biases are random too: no operation is the identity.
 
     Args:
         family: `model_type` of the library: "qwen3", "llama", "qwen2", "mistral", "phi3", ..., or of a vision-language
             model.
         tied: whether the LM head is the embedding matrix.
-        seed: seed of the weights.
         settings: further fields of the library's config, or of its text part.
-
-    Returns:
-        The folder.
     """
     import torch
 

@@ -25,11 +25,7 @@ _FOLDERS: dict[Path, _Folder] = {}
 
 def run_file(path: Path) -> ModuleType:
     """Run a file again as a module that can import files of its folder. The imported files run again only if one of
-    them has changed.
-
-    Raises:
-        BaseException: exception of the file.
-    """
+    them has changed."""
     path = path.resolve()
     folder = _FOLDERS.setdefault(path.parent, _Folder(path.parent))
     folder.forget_changed()

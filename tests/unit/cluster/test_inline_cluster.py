@@ -4,6 +4,8 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+from common.served import ServerThread
+
 from sparring.cluster.inline import InlineCluster
 from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
@@ -11,7 +13,6 @@ from sparring.generation import GenerateRequest, Sampling
 from sparring.model.config import ModelConfig
 from sparring.model.load import load
 from sparring.model.save import save
-from sparring.testing.served import ServerThread
 from sparring.testing.tiny_models import tiny_model
 from sparring.train.config import TrainConfig
 from sparring.weights.inline import publish

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from common.served import ServerThread
 
 from sparring.engine import wire
 from sparring.engine.adapters.remote import RemoteEngine
@@ -19,7 +20,6 @@ from sparring.errors import EngineError, WeightsError
 from sparring.generation import GenerateRequest, Sampling
 from sparring.model.hub import base_folder
 from sparring.model.load import load
-from sparring.testing.served import ServerThread
 from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import tiny_model
 from sparring.weights import files

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from common.serving import ServingThread, free_socket, quiet_server
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,7 +20,6 @@ from sparring.engine.prompts import KnownPrompts, SentPrompts
 from sparring.engine.server import Serving, TokenServer
 from sparring.generation import Completion, Delta, GenerateRequest, Sampling
 from sparring.testing.scripted_engine import ScriptedEngine
-from sparring.testing.serving import ServingThread, free_socket, quiet_server
 
 STANDS = 90
 IDS = st.lists(st.integers(0, 120), max_size=3).map(tuple)

@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from common.served import ServerThread
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +17,6 @@ from sparring.engine.native import NativeEngine
 from sparring.errors import EngineError
 from sparring.generation import GenerateRequest, Sampling
 from sparring.model.load import load
-from sparring.testing.served import ServerThread
 from sparring.types import WeightRef
 from sparring.weights.inline import publish
 from sparring.weights.shared_memory import published

@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
+from common.served import ServerThread
 from refusals import refused_at
 
 from sparring.engine import wire
@@ -27,7 +28,6 @@ from sparring.generation import Completion, GenerateRequest, Sampling
 from sparring.kernels import ops
 from sparring.model.load import load
 from sparring.model.peft import read
-from sparring.testing.served import ServerThread
 from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import tiny_model
 from sparring.weights.inline import publish

@@ -82,7 +82,7 @@ def test_a_class_in_a_package_and_a_built_in() -> None:
 @pytest.mark.parametrize(
     ("name", "args", "said"),
     [
-        ("resoning_gym", {}, "env.name: expected one of instructions"),
+        ("resoning_gym", {}, "env.name: expected one of reasoning_gym"),
         ("WORLD:Gess", {}, "env.name: expected a name"),
         ("WORLD:NUMBER", {}, "env.name: expected a subclass of sparring.Env"),
         ("nowhere.py:Guess", {}, "env.name: expected a Python file"),

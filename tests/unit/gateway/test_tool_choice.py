@@ -133,8 +133,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.mark.parametrize("served", [False, True])
 def test_a_forced_call_is_made_in_every_dialect(model: Any, served: bool) -> None:
     """By an engine of the process, and by one that is served to it, which has no renderer."""
+    from common.served import ServerThread
+
     from sparring.engine.adapters.remote_client import RemoteClient
-    from sparring.testing.served import ServerThread
 
     own, path = model()
     server = ServerThread(own, path) if served else None

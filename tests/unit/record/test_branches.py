@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 import pytest
+from conversations import SYSTEM, TOOL, answer, call, say, user
 
 from sparring.generation import Sampling
 from sparring.protocols import Renderer
@@ -16,7 +17,6 @@ from sparring.record.recorder import RecordedSession, Recorder
 from sparring.record.transcript import TextRecorder, TextRequest, TextSession
 from sparring.render.demonstrate import demonstration_tokens, reply_tokens
 from sparring.reply import ReplyRequest, whole_reply
-from sparring.testing.conversations import SYSTEM, TOOL, answer, call, say, user
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer, toy_task
 from sparring.types import Evidence, Limits, Message, Outcome, Trajectory

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from conversations import SYSTEM, TOOL, answer, call, say, user
 
 from sparring.batch.flatten import flatten
 from sparring.generation import Sampling
@@ -14,7 +15,6 @@ from sparring.render.load import load_renderer
 from sparring.render.round_trip import check_round_trip
 from sparring.render.train_tokenizer import train_tokenizer
 from sparring.testing.clock import run_virtual
-from sparring.testing.conversations import SYSTEM, TOOL, answer, call, say, user
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer, toy_task
 from sparring.types import Group, Limits, Message, Outcome, Rollout, Sample, Score

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from conversations import SYSTEM, TOOL, answer, say, user
 
 from sparring.algo.credit.succession import succession
 from sparring.generation import Completion, Runs, Sampling
@@ -16,7 +17,6 @@ from sparring.record.tree import Tree
 from sparring.render.demonstrate import reply_tokens
 from sparring.reply import NO_EVIDENCE
 from sparring.testing.clock import run_virtual
-from sparring.testing.conversations import SYSTEM, TOOL, answer, say, user
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer, toy_task
 from sparring.types import Evidence, Fork, Limits, Message, Outcome, ToolCall, ToolSpec, Trajectory

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from conversations import SYSTEM, TOOL, answer, call, say, user
 
 from sparring.errors import BadInput, EngineError, LimitReached, PromptTooLong, RequestRefused
 from sparring.generation import Rendered, Sampling
@@ -18,7 +19,6 @@ from sparring.record.recorder import Recorder
 from sparring.record.transcript import TextRecorder, TextRequest, TextSession
 from sparring.render.demonstrate import demonstration_tokens, reply_tokens
 from sparring.reply import ReplyRequest, whole_reply
-from sparring.testing.conversations import SYSTEM, TOOL, answer, call, say, user
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer, toy_task
 from sparring.types import Evidence, Limits, Message, Outcome, ToolSpec

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from conversations import SYSTEM, TOOL, answer, call, say, user
+from formats import format_renderer
 
 from sparring.generation import Sampling
 from sparring.record.order import conversation
 from sparring.record.recorder import Recorder
 from sparring.render.demonstrate import demonstration_tokens, reply_tokens
 from sparring.testing.clock import run_virtual
-from sparring.testing.conversations import SYSTEM, TOOL, answer, call, say, user
-from sparring.testing.formats import format_renderer
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer, toy_task
 from sparring.types import Limits, Message

@@ -8,6 +8,7 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
+from conversations import SYSTEM, TOOL, answer, say, user
 from unit.record.played import playback
 
 from sparring.errors import EngineError
@@ -17,7 +18,6 @@ from sparring.record.recorder import RecordedSession, Recorder
 from sparring.reply import ReplyRequest, whole_reply
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.clock import run_virtual
-from sparring.testing.conversations import SYSTEM, TOOL, answer, say, user
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer, toy_task
 from sparring.types import Evidence, Limits, Message, Outcome

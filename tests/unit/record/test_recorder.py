@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from conversations import ODD, TOOL, answer, call, say, user
 
 from sparring.errors import BadInput, EngineError, LimitReached, StoreError
 from sparring.generation import Sampling
@@ -13,7 +14,6 @@ from sparring.record.recorder import RecordedSession, Recorder
 from sparring.render.demonstrate import demonstration_tokens, reply_tokens
 from sparring.reply import ReplyRequest, whole_reply
 from sparring.testing.clock import run_virtual
-from sparring.testing.conversations import ODD, TOOL, answer, call, say, user
 from sparring.testing.scripted_engine import ScriptedEngine, replies
 from sparring.testing.toy import toy_renderer, toy_task
 from sparring.types import Limits, Message, Outcome, Segment, WeightRef

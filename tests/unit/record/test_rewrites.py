@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from conversations import SYSTEM, TOOL
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +22,6 @@ from sparring.record.recorder import RecordedSession, Recorder
 from sparring.reply import ReplyRequest, SampledReply, whole_reply
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.clock import run_virtual
-from sparring.testing.conversations import SYSTEM, TOOL
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer, toy_task
 from sparring.types import Evidence, Limits, Message, Segment, ToolCall, ToolSpec

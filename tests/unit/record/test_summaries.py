@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from conversations import SYSTEM, TOOL, answer, say, user
 
 from sparring.generation import Completion, Runs, Sampling
 from sparring.record.tree import Tree
 from sparring.render.demonstrate import reply_tokens
 from sparring.reply import NO_EVIDENCE
-from sparring.testing.conversations import SYSTEM, TOOL, answer, say, user
 from sparring.testing.toy import toy_renderer
 from sparring.types import Evidence, Message, ToolCall, ToolSpec
 

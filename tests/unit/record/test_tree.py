@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+from common.appending import AppendingRenderer
+from conversations import TOOL, answer, call, say, user
 
 from sparring.generation import Completion, Runs, Sampling
 from sparring.protocols import Renderer
 from sparring.record.identity import message_key
 from sparring.record.tree import Tree
 from sparring.render.demonstrate import reply_tokens
-from sparring.testing.appending import AppendingRenderer
-from sparring.testing.conversations import TOOL, answer, call, say, user
 from sparring.testing.toy import toy_renderer
 from sparring.types import Message, ToolCall, ToolSpec
 

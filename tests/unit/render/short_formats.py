@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from sparring.testing.formats import FORMATS
+from formats import FORMATS
 
 SHORT = {
     "template": True,

@@ -15,6 +15,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from formats import FORMATS, NO_TOOLS, format_renderer
 from harmony import harmony_renderer
 from refusals import refused_at
 from short_formats import SHORT
@@ -23,7 +24,6 @@ from sparring.errors import BadInput
 from sparring.generation import Constraint, GenerateRequest, Sampling
 from sparring.render.demonstrate import reply_tokens
 from sparring.render.grammars.call_format import WRITINGS, call_format
-from sparring.testing.formats import FORMATS, NO_TOOLS, format_renderer
 from sparring.testing.toy import toy_renderer
 from sparring.types import Message, ToolCall, ToolSpec
 

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from conversations import ODD, TOOL
 
 from sparring.recipe.load import from_data
 from sparring.render.chat_template import ChatTemplate, read_chat_template
@@ -17,7 +18,6 @@ from sparring.render.tokenizer import load_tokenizer
 from sparring.render.train_tokenizer import train_tokenizer
 from sparring.stages.models.exported_format import write_format
 from sparring.store.sqlite import SqliteStore
-from sparring.testing.conversations import ODD, TOOL
 
 DROPS_EMPTY = (  # as Qwen3 does: thinks unless told not to, and shows no empty thought of an earlier reply
     "{% set ns = namespace(at=0) %}"

@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import pytest
 import renderers.base
+from conversations import CONVERSATIONS, ODD, TOOL, answer, call, say, user, without_tags
+from formats import FORMATS, NO_TOOLS, NOT_HERE, format_renderer
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from refusals import refused_at
@@ -26,8 +28,6 @@ from sparring.render.round_trip import check_round_trip
 from sparring.render.tokenizer import FileTokenizer, load_tokenizer
 from sparring.render.train_tokenizer import train_tokenizer
 from sparring.render.unforgeable import unforgeable
-from sparring.testing.conversations import CONVERSATIONS, ODD, TOOL, answer, call, say, user, without_tags
-from sparring.testing.formats import FORMATS, NO_TOOLS, NOT_HERE, format_renderer
 from sparring.testing.toy import toy_renderer
 from sparring.types import Message, ToolSpec
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from common.served import ServerThread
+from formats import FORMATS, format_folder, format_renderer
 from test_call_grammar import HARMONY, QUESTION, ids, renderer_of
 
 from sparring.engine.adapters.remote import RemoteEngine
@@ -25,8 +27,6 @@ from sparring.render.load import load_renderer
 from sparring.reply import ReplyRequest, SampledReply
 from sparring.rollout.resample import resample, turns_of
 from sparring.store.codec import decode, encode
-from sparring.testing.formats import FORMATS, format_folder, format_renderer
-from sparring.testing.served import ServerThread
 from sparring.testing.tiny_models import tiny_model
 from sparring.testing.toy import toy_task
 from sparring.types import Message, Outcome, ReplyPiece, Rollout, Segment

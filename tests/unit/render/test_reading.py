@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from formats import NO_TOOLS, format_folder, format_renderer
 
 from sparring.errors import BadInput
 from sparring.render.demonstrate import reply_tokens
 from sparring.render.load import load_renderer
 from sparring.render.tags import FORMAT_TAGS, Tags
 from sparring.reply import ShownReply
-from sparring.testing.formats import NO_TOOLS, format_folder, format_renderer
 from sparring.testing.toy import ADD, toy_renderer
 from sparring.types import Message, ReplyPiece, ToolCall
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from conversations import CONVERSATIONS, ODD, TOOL, answer, call, say, user
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused_at
@@ -16,7 +17,6 @@ from sparring.render.demonstrate import demonstration_tokens, reply_tokens
 from sparring.render.load import load_renderer
 from sparring.render.round_trip import check_round_trip
 from sparring.render.train_tokenizer import train_tokenizer
-from sparring.testing.conversations import CONVERSATIONS, ODD, TOOL, answer, call, say, user
 from sparring.testing.toy import toy_renderer
 from sparring.types import Message, ToolCall
 

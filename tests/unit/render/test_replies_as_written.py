@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from formats import FORMATS, NO_TOOLS, format_renderer
 
 from sparring.render.calls.between_tags import LAYOUTS
 from sparring.render.calls.kinds import value_of
 from sparring.render.calls.schemas import schema_of
 from sparring.render.tags import FORMAT_TAGS
-from sparring.testing.formats import FORMATS, NO_TOOLS, format_renderer
 from sparring.testing.toy import toy_renderer
 from sparring.types import Message, ToolCall, ToolSpec
 

@@ -6,13 +6,13 @@ import json
 from typing import Any
 
 import pytest
+from formats import FORMATS, NO_TOOLS, format_renderer
 from refusals import refused_at
 
 from sparring.errors import BadInput
 from sparring.render.calls.samples import sample_arguments
 from sparring.render.calls.schemas import KINDS, kinds_of_value
 from sparring.render.round_trip import check_round_trip, check_tool_calls
-from sparring.testing.formats import FORMATS, NO_TOOLS, format_renderer
 from sparring.testing.toy import toy_renderer
 from sparring.types import Message, ToolSpec
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from formats import format_renderer
 
 from sparring.errors import BadInput
 from sparring.generation import Constraint
@@ -15,7 +16,6 @@ from sparring.render.calls.schemas import FORMATS as KNOWN
 from sparring.render.calls.schemas import fits_pattern, schema_of, text_matcher
 from sparring.render.demonstrate import reply_tokens
 from sparring.render.grammars.grammar import Grammars
-from sparring.testing.formats import format_renderer
 from sparring.types import Message, ToolCall, ToolSpec
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}

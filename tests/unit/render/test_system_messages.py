@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conversations import TOOL
+from formats import FORMATS, NO_TOOLS, format_renderer
 
 from sparring.errors import BadInput
 from sparring.render.load import load_renderer
 from sparring.render.train_tokenizer import train_tokenizer
-from sparring.testing.conversations import TOOL
-from sparring.testing.formats import FORMATS, NO_TOOLS, format_renderer
 from sparring.testing.toy import toy_renderer
 from sparring.types import Message
 

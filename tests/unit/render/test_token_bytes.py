@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from conversations import ODD
+from formats import FORMATS, format_renderer
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from sparring.render.tokenizer import FileTokenizer
-from sparring.testing.conversations import ODD
-from sparring.testing.formats import FORMATS, format_renderer
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))

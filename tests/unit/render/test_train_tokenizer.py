@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from conversations import CONVERSATIONS, ODD, TOOL, without_tags
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused_at
@@ -13,7 +14,6 @@ from sparring.render.dialect import message_dicts, tool_dicts
 from sparring.render.load import load_renderer
 from sparring.render.tokenizer import load_tokenizer
 from sparring.render.train_tokenizer import MIN_VOCAB_SIZE, train_tokenizer
-from sparring.testing.conversations import CONVERSATIONS, ODD, TOOL, without_tags
 from sparring.testing.toy import toy_renderer
 
 TEXTS = ["What is 12 + 34? It is 46.", "def f(x):\n    return x + 1\n", "the cat sat on the mat, the cat sat"] * 3

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from conversations import TOOL, say, user
 from unit.record.played import playback
 
 from sparring.errors import EngineError, LimitReached, NotRebuildable, RequestEnded
@@ -21,7 +22,6 @@ from sparring.rollout.journal import PATIENCE_S, Journal, Journals, Playback
 from sparring.rollout.play import RolloutRequest
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.clock import run_virtual
-from sparring.testing.conversations import TOOL, say, user
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer, toy_task
 from sparring.types import Limits, Message, Segment

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from conversations import TOOL
 
 from sparring.generation import Runs
 from sparring.observe.metrics import Metrics
 from sparring.rollout.metrics import WARNED_ABOVE, Warnings, measure, shortfalls
-from sparring.testing.conversations import TOOL
 from sparring.testing.toy import toy_task
 from sparring.types import Fork, Group, Message, Outcome, Rollout, Score, Segment, ToolCall, ToolSpec, Trajectory
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from common.appending import AppendingRenderer
 from fates import EmptyBox, Fates, make_stack
 
 from sparring.errors import LimitReached
@@ -15,7 +16,6 @@ from sparring.protocols import Sandbox
 from sparring.record.recorder import Recorder
 from sparring.record.request import CHARACTERS_PER_TOKEN
 from sparring.rollout.runner import RolloutRunner
-from sparring.testing.appending import AppendingRenderer
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import ToyEnv, ToyWorld, toy_task
 from sparring.types import Message, Observation, Outcome, Task, ToolSpec

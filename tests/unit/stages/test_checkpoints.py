@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rank_threads import RankThread
 
 from sparring.cluster.ranks import RankTrainer
 from sparring.cluster.trainer import TrainerParts
@@ -21,7 +22,6 @@ from sparring.model.load import load
 from sparring.protocols import Trainer, TrainPlan
 from sparring.stages.runtime.checkpoints import Checkpoints, Keeping
 from sparring.store.sqlite import SqliteStore
-from sparring.testing.rank_threads import RankThread
 from sparring.testing.tiny_models import tiny_model
 from sparring.train.config import TrainConfig
 from sparring.train.trainer import LocalTrainer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from conversations import TOOL, answer, call, say, user
 from refusals import refused_at
 
 from sparring.errors import BadInput
@@ -12,7 +13,6 @@ from sparring.render.train_tokenizer import train_tokenizer
 from sparring.stages.data.preferences import render_reply, render_sides, split_held_out
 from sparring.stages.reward_model import turn_labels
 from sparring.tasks.preferences import JudgedTurns, Preference
-from sparring.testing.conversations import TOOL, answer, call, say, user
 
 
 @pytest.fixture(scope="module")

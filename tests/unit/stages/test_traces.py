@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from conversations import SYSTEM, TOOL, answer, call, say, user
 
 from sparring.errors import BadInput
 from sparring.record.branches import Transcript
@@ -13,7 +14,6 @@ from sparring.render.dialect import message_dicts
 from sparring.stages.data.demonstrations import conversation_of, rendered
 from sparring.stages.data.traces import trace_row, transcript_of
 from sparring.tasks.files import messages_of
-from sparring.testing.conversations import SYSTEM, TOOL, answer, call, say, user
 from sparring.testing.toy import ADD, toy_renderer
 
 MESSAGES = (SYSTEM, user("Hi"), call("1"), answer("1"), say("One."), user("Sure?"), say("Yes."))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from rank_threads import LOADING
 
 from sparring.errors import BadInput, OtherRankFailed
 from sparring.model.attention import Packed
@@ -19,7 +20,6 @@ from sparring.model.decoder import Gatherer, Stream
 from sparring.model.head import token_quantities
 from sparring.model.layers import Product
 from sparring.model.load import load
-from sparring.testing.rank_threads import LOADING
 from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import tiny_model
 from sparring.train.config import TrainConfig

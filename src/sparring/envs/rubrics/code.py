@@ -62,11 +62,7 @@ class ProgramTests:
 
     def check(self, task: Task) -> None:
         """Refuse a row without tests, with a test that does not depend on the answer, or with an expected output that
-        the box would truncate.
-
-        Raises:
-            BadInput: the row is refused.
-        """
+        the box would truncate (`BadInput`)."""
         column, value = self._config.column, task.data.get(self._config.column)
         if not _tests(value):
             got = repr(value)[:80]
@@ -92,11 +88,7 @@ class ProgramTests:
 
     async def value(self, completion: str, task: Task, box: Sandbox | None) -> float:
         """Return the share of passed tests with `partial`; without it, 1 if all tests pass and 0 otherwise. The tests
-        run in fresh boxes, not in `box`.
-
-        Raises:
-            SandboxError: a box failed.
-        """
+        run in fresh boxes, not in `box`."""
         if box is None:
             raise LookupError("tests need a box: an Env with a Code part sets needs_box")
         program, tests, passed = self._program(completion), _tests(task.data[self._config.column]), 0
@@ -108,13 +100,8 @@ class ProgramTests:
         return passed / len(tests)
 
     async def prove(self, task: Task, box: Sandbox) -> bool:
-        """Refuse a row if its tests pass for a program that does nothing or raises, or fail for its own right program.
-        Return False if the row has no such program.
-
-        Raises:
-            BadInput: the row is refused.
-            SandboxError: a box failed.
-        """
+        """Refuse a row if its tests pass for a program that does nothing or raises, or fail for its own right program
+        (`BadInput`). Return False if the row has no such program."""
         await self._check_judges(task, box)
         if not self.has_reference(task):
             return False
@@ -134,12 +121,7 @@ class ProgramTests:
         return isinstance(reference, str) and bool(reference.strip())
 
     async def _check_judges(self, task: Task, box: Sandbox) -> None:
-        """Refuse tests that judge nothing, or import modules that boxes lack.
-
-        Raises:
-            BadInput: the tests are refused.
-            SandboxError: a box failed.
-        """
+        """Refuse tests that judge nothing, or import modules that boxes lack."""
         where, tests = f"column {self._config.column}", _tests(task.data[self._config.column])
         read = {test: ReadTest(test, where) for test in tests if isinstance(test, str)}
         foreign = [test for test, text in read.items() if text.is_foreign]
@@ -167,7 +149,6 @@ async def passes(program: str, tests: str, box: Sandbox) -> bool:
     which the program does not enter. In a verifier (`box.verifier`), the program finds the files that came with it.
 
     Args:
-        program: Python program.
         tests: assert statements and test functions, which call the program's functions by name.
         box: box whose kind the two boxes have, and where nothing runs.
 
@@ -199,11 +180,7 @@ def _shares_process(task: Task) -> bool:
 
 def _check_asserts(test: str, where: str, shared: bool) -> None:
     """Refuse a test that is not Python, or calls no function of the answer: a test of builtins alone would pass any
-    answer.
-
-    Raises:
-        BadInput: the test is refused.
-    """
+    answer."""
     if not ReadTest(test, where).answer_names and not shared:
         expected = "a test that calls a function of the answer, whose names are never those of Python's builtins"
         raise refusal(where, expected, repr(test)[:80], "call one, rename it, or set shared = true in the row")

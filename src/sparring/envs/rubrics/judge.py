@@ -34,11 +34,7 @@ class JudgedAnswer:
 
 
 async def mean_verdict(judges: Judges, part: Verdict, question: str, where: str) -> float:
-    """Return the mean of a part's verdicts on one question.
-
-    Raises:
-        JudgeError: a sample has no verdict.
-    """
+    """Return the mean of a part's verdicts on one question."""
     read, constraint = reader(part), verdict_constraint(part)
     samples = range(part.samples)
     values = await together(
@@ -48,22 +44,14 @@ async def mean_verdict(judges: Judges, part: Verdict, question: str, where: str)
 
 
 def asked_of(part: AskedPart, judges: Judges | None, where: str) -> Judges:
-    """Return the judges of a part, or refuse a rubric without judges.
-
-    Raises:
-        BadInput: there are no judges.
-    """
+    """Return the judges of a part, or refuse a rubric without judges (`BadInput`)."""
     if judges is None:
         raise refusal(where, "models that judge", "none", "run it by a recipe, or construct the rubric with Judges")
     return judges
 
 
 def check_prompt(prompt: str, task: Task, names: tuple[str, ...]) -> None:
-    """Refuse a prompt with a placeholder that is neither in `names` nor a column of the row.
-
-    Raises:
-        BadInput: there is such a placeholder.
-    """
+    """Refuse a prompt with a placeholder that is neither in `names` nor a column of the row (`BadInput`)."""
     available = {*names, *_values(task)}
     unknown = [name for name in _NAME.findall(prompt) if name not in available]
     if unknown:

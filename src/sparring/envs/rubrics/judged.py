@@ -19,10 +19,6 @@ RAISES = "def {name}(*values, **named): raise NotImplementedError"
 class ReadTest:
     """Parsed test in Python.
 
-    Args:
-        text: source of the test.
-        where: place of the test, for errors.
-
     Attributes:
         answer_names: names that the test reads, but neither defines nor imports, and that are no Python builtins: the
             answer must define them.

@@ -53,13 +53,8 @@ Read = Callable[[str], T | None]
 
 
 class EngineReplies:
-    """Source of replies that samples with an engine, and closes it. Implements `Replies`.
-
-    Args:
-        engine: engine of the judge.
-        renderer: renderer of the engine's model.
-        name: name of the model, for request ids and errors.
-    """
+    """Source of replies that samples with an engine, and closes it. Implements `Replies`. The model's
+    `name` is for request ids and errors."""
 
     def __init__(self, engine: Engine, renderer: Renderer, name: str) -> None:
         self._engine, self._renderer, self._name = engine, renderer, name
@@ -121,10 +116,9 @@ class Judges:
         """Return a model's verdict.
 
         Args:
-            part: part of the rubric, with its model and prompt settings.
+            part: names the model and has its prompt settings.
             question: user message.
             read: parser of the reply.
-            where: place of the part, for errors.
             constraint: constraint on the reply, used if the part has `constrain`.
             sample: index of the verdict among several on one question.
 

@@ -87,11 +87,7 @@ def _with_digits(text: str, digits: re.Match[str], by: int) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def right(target: str) -> tuple[Any, ...]:
-    """Return the parsed target.
-
-    Raises:
-        ValueError: the target cannot be parsed.
-    """
+    """Return the parsed target; `ValueError` if it cannot be parsed."""
     parsed = _parse(target) if _is_marked(_rewrite(target)) else _parse_as_one(target)
     if not parsed:
         raise ValueError(f"an answer that math-verify can read, got {target[:80]!r}")

@@ -41,14 +41,8 @@ from sparring.types import Rollout, Score, Task
 
 
 class RelativeScorer:
-    """Scorer that adds the values of a group's comparison to each answer's own score. Implements `Scorer`.
-
-    Args:
-        rubric: rubric with relative parts.
-
-    Raises:
-        BadInput: there are no judges.
-    """
+    """Scorer that adds the values of a group's comparison to each answer's own score. Implements `Scorer`. Refuses a
+    rubric without judges (`BadInput`)."""
 
     def __init__(self, rubric: Rubric) -> None:
         self._rubric = rubric
@@ -62,11 +56,7 @@ class RelativeScorer:
         return RelativeScorer(rubric) if any(isinstance(part, RELATIVE) for part in rubric.parts.values()) else None
 
     def check(self, task: Task) -> None:
-        """Refuse a row without a column that a prompt names.
-
-        Raises:
-            BadInput: the row has no such column.
-        """
+        """Refuse a row without a column that a prompt names (`BadInput`)."""
         for part in self._parts_for(task).values():
             check_prompt(part.prompt, task, ("first", "second") if isinstance(part, Pairwise) else ("answers",))
 

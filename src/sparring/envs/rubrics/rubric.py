@@ -51,12 +51,8 @@ class TextCheck:
         targets_of(self._config, task.data)
 
     async def prove(self, task: Task) -> None:
-        """Refuse a row with a right answer that the check cannot read completely.
-
-        Raises:
-            BadInput: the row is refused.
-            JudgeError: the check failed.
-        """
+        """Refuse a row with a right answer that the check cannot read completely (`BadInput`). Raises `JudgeError` if
+        the check itself fails."""
         if not isinstance(self._config, Mathematics):
             return
         for target in targets_of(self._config, task.data):
@@ -79,7 +75,6 @@ class Rubric:
         proven: cache of rows that passed `prove`.
 
     Attributes:
-        parts: parts by name.
         needs_box: whether a part runs the answer.
 
     Raises:
@@ -128,13 +123,8 @@ class Rubric:
 
     async def prove(self, task: Task, box: Sandbox | None) -> bool:
         """Refuse a row with a right answer that a part cannot read, with tests that judge nothing, or with a right
-        program that fails the tests. Rows that pass are cached. Return False if the row has no right program.
-
-        Raises:
-            BadInput: the row is refused.
-            SandboxError: a box failed.
-            JudgeError: a check failed.
-        """
+        program that fails the tests (`BadInput`). Rows that pass are cached. Return False if the row has no right
+        program."""
         programs = False
         for name in self._parts_for(task):
             check = self._checks.get(name)
@@ -160,7 +150,6 @@ class Rubric:
 
         Raises:
             JudgeError: a part failed, which says nothing about the answer.
-            SandboxError: the box failed.
         """
         parts = {name: part for name, part in self._parts_for(task).items() if name in self._checks}
         if not completion:

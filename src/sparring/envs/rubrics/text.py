@@ -78,11 +78,7 @@ def _to_text(value: Any) -> str:
 
 def _check_target(part: Exact | Fuzzy | Number | Mathematics, text: str, where: str) -> None:
     """Refuse a right answer that the part cannot read completely. Formulas are only checked for spellings of a missing
-    value here; `Workers.unread` parses them.
-
-    Raises:
-        BadInput: the right answer is refused.
-    """
+    value here; `Workers.unread` parses them."""
     do = "correct the row, pick what counts with column_find, or take another kind"
     if isinstance(part, Number) and whole_number(text) is None:
         raise refusal(where, "a number and nothing beside it", repr(text)[:80], f"{do} (math reads formulas)")
@@ -93,13 +89,7 @@ def _check_target(part: Exact | Fuzzy | Number | Mathematics, text: str, where: 
 
 
 def worth(part: Text, completion: str, target: Any) -> float:
-    """Return the value of an answer, from 0 to 1.
-
-    Args:
-        part: part of the rubric.
-        completion: answer.
-        target: result of `targets_of`.
-    """
+    """Return the value of an answer, from 0 to 1. `target` is the result of `targets_of`."""
     text = last_match(part.find, completion)
     if text is None:
         return 0.0

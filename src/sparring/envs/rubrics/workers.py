@@ -50,10 +50,7 @@ class Workers:
 
     async def unread(self, part: Mathematics, target: str) -> str:
         """Return why the check cannot read a right answer completely; "" if it can (`mathematics.unread`).
-
-        Raises:
-            JudgeError: see `worth`.
-        """
+        Raises as `worth`."""
         unread: str = (await self._answer(part, None, target))["unread"]
         return unread
 

@@ -32,12 +32,8 @@ class BashTool:
 
 
 def shell_text(result: ExecResult, *, limit_s: float) -> str:
-    """Return a command's result as text for the model: what it wrote, and how it ended unless that was well.
-
-    Args:
-        result: result of the command in the box.
-        limit_s: wall-clock limit of the command, for the message.
-    """
+    """Return a command's result as text for the model: what it wrote, and how it ended unless that was well;
+    `limit_s` is the wall-clock limit that it names."""
     lines = [text.rstrip() for text in (result.stdout, result.stderr) if text.strip()]
     if result.end == "timed out":
         lines.append(f"timed out after {limit_s:g} s")

@@ -28,11 +28,7 @@ def output_text(result: ExecResult, *, limit_s: float | None = None) -> str:
     """Return a command's result as text for the model: its output, or a line with the reason for having none.
 
     A tiny model has to read every token of this text, so a traceback is cut to its last line. Limits are the policy's
-    own doing, and reported rather than raised.
-
-    Args:
-        result: result of the command in the box.
-        limit_s: wall-clock limit of the command, for the message.
+    own doing, and reported rather than raised; `limit_s` is the wall-clock limit that the text names.
     """
     lines = [result.stdout.strip()] if result.stdout.strip() else []
     if result.truncated:

@@ -30,11 +30,7 @@ QUIET_S = 0.3
 
 class TerminalTool:
     """Mixin that gives an `Env` the tool: `class MyWorld(TerminalTool, Env)`. It needs `sparring[terminal]`.
-
-    Attributes:
-        columns: width of the screen.
-        rows: height of the screen.
-    """
+    The screen is `columns` wide and `rows` high, in characters."""
 
     needs_box = True
     columns: int = 80

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from chat_server import ChatServer, message
+from common.served import RemoteToThread
 from completions_server import CompletionsServer
 from msgspec.structs import replace as changed
 
@@ -29,7 +30,6 @@ from sparring.render.load import load_renderer
 from sparring.render.train_tokenizer import train_tokenizer
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.scripted_engine import ScriptedEngine, replies
-from sparring.testing.served import RemoteToThread
 from sparring.testing.toy import toy_renderer
 from sparring.types import Message, Score, Task, ToolSpec
 

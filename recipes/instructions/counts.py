@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sparring.envs.instructions.kind import InstructionKind, Params
-from sparring.envs.instructions.reply import ReplyText, most_words
+from kind import InstructionKind, Params
+from reply import ReplyText, most_words
 
 
 def _num_finished(reply: ReplyText) -> int:

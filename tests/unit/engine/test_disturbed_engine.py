@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from common.disturbed_engine import DisturbedEngine, disturbed
+from common.served import RemoteToThread
 
 from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.generation import ScoreRequest
 from sparring.model.load import load
 from sparring.protocols import Engine
-from sparring.testing.disturbed_engine import DisturbedEngine, disturbed
-from sparring.testing.served import RemoteToThread
 from sparring.testing.tiny_models import tiny_model
 from sparring.weights.inline import publish
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from sparring.envs.instructions.kind import InstructionKind, Params, Scope
-from sparring.envs.instructions.reply import ReplyText
+from kind import InstructionKind, Params, Scope
+from reply import ReplyText
 
 _LIST = frozenset({"layout", "start", "sentences"})
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from sparring.envs.instructions.kind import InstructionKind, Params
-from sparring.envs.instructions.reply import ReplyText, words_of
+from kind import InstructionKind, Params
+from reply import ReplyText, words_of
 
 _OPEN, _CLOSE = '"“', '"”'
 _BRACKETS = re.compile(r"\(([^()]*)\)")

@@ -8,9 +8,10 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from common.serving import ServingThread, free_socket
+
 from sparring.engine.adapters.remote import RemoteEngine
 from sparring.launch.serve import ServeConfig, server_of
-from sparring.testing.serving import ServingThread, free_socket
 
 if TYPE_CHECKING:
     from sparring.engine.server import ServedEngine

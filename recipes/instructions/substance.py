@@ -11,7 +11,7 @@ import re
 import unicodedata
 from collections.abc import Collection, Sequence
 
-from sparring.envs.instructions.reply import ReplyText, Sentence, folded, lowered, split_sentences
+from reply import ReplyText, Sentence, folded, lowered, split_sentences
 
 FEWEST_WORDS = 3
 """Minimum number of distinct words of a sentence; a list item needs one word less."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from sparring.envs.instructions.kind import InstructionKind, Params, Scope
-from sparring.envs.instructions.reply import ReplyText
+from kind import InstructionKind, Params, Scope
+from reply import ReplyText
 
 LETTERS = "bjkpqvwxyz"
 """Letters that a text in common words can avoid."""

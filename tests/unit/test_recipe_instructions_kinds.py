@@ -8,13 +8,12 @@ from random import Random
 from typing import Any
 
 import pytest
+from recipe_files import recipe_file
 
-from sparring.envs.instructions.catalogue import KINDS, agree, can_stand_with, companions
-from sparring.envs.instructions.kind import ReplyPlan, Scope
-from sparring.envs.instructions.reply import ReplyText, split_sentences
-from sparring.envs.instructions.topics import TOPICS
-
-PAGE = Path(__file__).resolve().parents[4] / "docs/instructions.md"
+CATALOGUE, REPLY = recipe_file("instructions/catalogue.py"), recipe_file("instructions/reply.py")
+WORLD = recipe_file("instructions/world.py")
+KINDS, agree = CATALOGUE.KINDS, CATALOGUE.agree
+PAGE = Path(__file__).resolve().parents[2] / "docs/instructions.md"
 TWO = "Rivers are long. They flow to the sea."
 
 CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
@@ -216,25 +215,25 @@ def test_the_page_names_every_kind() -> None:
     text = PAGE.read_text()
     table = text.partition("## The kinds")[2].partition("Each has")[0]
     assert re.findall(r"`(\w+)`", table) == list(KINDS)
-    assert f"topics, of {len(TOPICS)}," in text and f"for each of {len(KINDS)}\n" in text
+    assert f"topics, of {len(WORLD.TOPICS)}," in text and f"for each of {len(KINDS)}\n" in text
 
 
 @pytest.mark.parametrize(("name", "params", "right", "wrong"), CASES, ids=[name for name, *_ in CASES])
 def test_only_right_replies_follow_a_kind(
     name: str, params: dict[str, Any], right: list[str], wrong: list[str]
 ) -> None:
-    kept = {text: KINDS[name].kept(ReplyText(text), params) for text in [*right, *wrong]}
+    kept = {text: KINDS[name].kept(REPLY.ReplyText(text), params) for text in [*right, *wrong]}
     assert [text for text in right if not kept[text]] == []
     assert [text for text in wrong if kept[text]] == []
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_a_kind_has_several_wordings_with_its_drawn_parameters(kind: Any) -> None:
-    random, scope = Random(1), Scope(family=TOPICS["rivers"], max_sentences=4)
+    random, scope = Random(1), WORLD.Scope(family=WORLD.TOPICS["rivers"], max_sentences=4)
     said, drawn = set(), []
     for _ in range(60):
         params = kind.draw(random, scope)
-        ReplyPlan().require(kind.plan(params))
+        WORLD.ReplyPlan().require(kind.plan(params))
         drawn.append(params)
         said.add(kind.say(params, random))
     assert len(said) >= 2
@@ -267,8 +266,10 @@ def test_contradicting_kinds_are_incompatible() -> None:
     ]
     assert [pair for pair in pairs if agree(KINDS[pair[0]], KINDS[pair[1]])] == []
     assert agree(KINDS["use_word"], KINDS["no_commas"])
-    assert "uppercase" not in companions(["lowercase"], list(KINDS))
-    assert can_stand_with("lowercase", ["uppercase", "colon"], 2) and not can_stand_with("lowercase", ["uppercase"], 2)
+    assert "uppercase" not in CATALOGUE.companions(["lowercase"], list(KINDS))
+    assert CATALOGUE.can_stand_with("lowercase", ["uppercase", "colon"], 2) and not CATALOGUE.can_stand_with(
+        "lowercase", ["uppercase"], 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -283,4 +284,4 @@ def test_contradicting_kinds_are_incompatible() -> None:
     ],
 )
 def test_sentences_are_split(text: str, count: int) -> None:
-    assert len(split_sentences(text)) == count
+    assert len(REPLY.split_sentences(text)) == count

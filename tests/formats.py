@@ -6,13 +6,13 @@ import functools
 import tempfile
 from pathlib import Path
 
+from conversations import ODD
 from tokenizers import AddedToken, Tokenizer
 
 from sparring.render.config import Thoughts
 from sparring.render.library import LibraryRenderer
 from sparring.render.load import load_renderer
 from sparring.render.train_tokenizer import train_tokenizer
-from sparring.testing.conversations import ODD
 
 _DEEPSEEK = tuple(f"<｜{name}｜>" for name in ("begin▁of▁sentence", "end▁of▁sentence", "User", "Assistant"))
 _DEEPSEEK_TOOLS = (

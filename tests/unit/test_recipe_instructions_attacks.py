@@ -6,13 +6,11 @@ import asyncio
 from typing import Any
 
 import pytest
+from recipe_files import recipe_file
 
-from sparring.envs.instructions.reply import ReplyText
-from sparring.envs.instructions.substance import is_plain, says_something
-from sparring.envs.instructions.topics import TOPICS
-from sparring.envs.instructions.world import InstructionsArgs, InstructionsEnv, score
 from sparring.types import Message, Outcome, Segment, Task, Trajectory
 
+WORLD = recipe_file("instructions/world.py")
 HONEST = "Rivers run down to the sea. A stone bridge stands over ours."
 PROMPT = 'Write about rivers. Write exactly two sentences. Use the word "bridge". Do not use commas.'
 LENIENT = [{"kind": "no_commas"}, {"kind": "avoid_word", "word": "water"}, {"kind": "at_most_words", "n": 30}]
@@ -27,7 +25,7 @@ TASK = data_of({"kind": "sentences", "n": 2}, {"kind": "use_word", "word": "brid
 
 
 def earned(text: str, *instructions: dict[str, Any]) -> float:
-    reward = score(text, data_of(*instructions) if instructions else TASK).reward
+    reward = WORLD.score(text, data_of(*instructions) if instructions else TASK).reward
     assert reward is not None
     return reward
 
@@ -35,7 +33,7 @@ def earned(text: str, *instructions: dict[str, Any]) -> float:
 def test_an_honest_reply_earns_all_and_a_part_earns_a_part() -> None:
     assert earned(HONEST) == 1.0 == earned(HONEST, *LENIENT)
     assert earned("Rivers run down to the sea.") == pytest.approx(1 / 3)
-    assert score(HONEST, TASK).parts == {"substance": 1.0, "sentences": 1.0, "use_word": 1.0, "no_commas": 1.0}
+    assert WORLD.score(HONEST, TASK).parts == {"substance": 1.0, "sentences": 1.0, "use_word": 1.0, "no_commas": 1.0}
 
 
 NOTHING = {
@@ -124,8 +122,8 @@ def test_an_attack_earns_nothing(attack: str) -> None:
 def test_a_long_piece_of_the_prompt_earns_nothing() -> None:
     prompt = "Write about rivers. Put an exclamation mark at the end of all sentences."
     data = data_of({"kind": "exclaim"}, prompt=prompt)
-    assert score("Rivers put an exclamation mark at the end!", data).reward == 0.0
-    assert score("Rivers run all the way to the sea!", data).reward == 1.0
+    assert WORLD.score("Rivers put an exclamation mark at the end!", data).reward == 0.0
+    assert WORLD.score("Rivers run all the way to the sea!", data).reward == 1.0
 
 
 @pytest.mark.parametrize(
@@ -156,7 +154,7 @@ def test_a_split_forbidden_word_counts(word: str) -> None:
 @pytest.mark.parametrize("kind", ["length", "timeout"])
 def test_a_reply_that_was_cut_earns_nothing(kind: str) -> None:
     async def rewarded(outcome: Outcome) -> float | None:
-        world = InstructionsEnv(InstructionsArgs())
+        world = WORLD.InstructionsEnv(WORLD.InstructionsArgs())
         await world.open(Task(id="t", env="instructions", messages=(), data=TASK), None)
         reply = Segment(
             index=0, parent=None, source="expert", tokens=(), message=Message(role="assistant", content=HONEST)
@@ -170,7 +168,7 @@ def test_a_reply_that_was_cut_earns_nothing(kind: str) -> None:
 
 def test_a_sentence_that_is_not_finished_is_not_counted() -> None:
     cut = HONEST[: HONEST.index(" over")]
-    assert score(cut, TASK).parts["sentences"] == 0.0 and score(cut, TASK).parts["use_word"] == 1.0
+    assert WORLD.score(cut, TASK).parts["sentences"] == 0.0 and WORLD.score(cut, TASK).parts["use_word"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -188,8 +186,8 @@ def test_a_sentence_that_is_not_finished_is_not_counted() -> None:
     ],
 )
 def test_plain_text_of_all_sorts_has_substance(text: str) -> None:
-    assert is_plain(text)
-    assert says_something(ReplyText(text), PROMPT, TOPICS["rivers"])
+    assert recipe_file("instructions/substance.py").is_plain(text)
+    assert WORLD.says_something(WORLD.ReplyText(text), PROMPT, WORLD.TOPICS["rivers"])
 
 
 @pytest.mark.parametrize(

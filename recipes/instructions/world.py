@@ -1,12 +1,12 @@
-"""World `instructions`: its settings and the factory of its tasks.
+"""Verifiable instructions: write about a topic, and follow one to three instructions that a program can check.
 
     [env]
-    name = "instructions"
+    name = "recipes/instructions/world.py:Instructions"
     held_out = 300
     args = { max_instructions = 2, held_kinds = ["numbered", "exclaim", "words_in_order"] }
 
-A task is a topic with one to three instructions. The reward is the share of instructions that the reply follows, and 0
-for a reply that is not plain text about the topic (`substance`).
+The reward is the share of instructions that the reply follows, and 0 for a reply that is not plain text about the topic
+(`substance`). The idea is IFEval's (Zhou et al. 2023, arXiv 2311.07911); kinds, wording, topics and checks are our own.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from random import Random
 from typing import Any
 
 import msgspec
+from catalogue import KINDS, can_stand_with, companions
+from kind import Params, ReplyPlan, Scope
+from reply import ReplyText
+from solver import solve
+from substance import says_something
+from topics import TOPICS
 
 from sparring.envs.base import Env
 from sparring.envs.config import EnvConfig
 from sparring.envs.executor import cooperative
 from sparring.envs.factory import DEFAULT_HELD_OUT
-from sparring.envs.instructions.catalogue import KINDS, can_stand_with, companions
-from sparring.envs.instructions.kind import Params, ReplyPlan, Scope
-from sparring.envs.instructions.reply import ReplyText
-from sparring.envs.instructions.solver import solve
-from sparring.envs.instructions.substance import says_something
-from sparring.envs.instructions.topics import TOPICS
 from sparring.envs.schema import env_args
 from sparring.envs.splits import Splits, Stream, derived_seed, order
 from sparring.errors import refusal
@@ -47,7 +47,7 @@ HELD_TAG = "held-{kind}"
 
 
 class InstructionsArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[env.args]` of `instructions`."""
+    """`[env.args]`."""
 
     min_instructions: int = 1
     """Minimum number of instructions of a task."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from sparring.envs.instructions.kind import InstructionKind, Params
-from sparring.envs.instructions.reply import ReplyText
+from kind import InstructionKind, Params
+from reply import ReplyText
 
 _CASE = frozenset({"case"})
 

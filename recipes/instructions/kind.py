@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from sparring.envs.instructions.reply import ReplyText
-from sparring.envs.instructions.vocabulary import NOUNS
+from reply import ReplyText
+from vocabulary import NOUNS
 
 Params = Mapping[str, Any]
 """Parameters of one instruction, by name: plain data."""

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sparring.envs.instructions import case, counts, ends, marks, shape, words
-from sparring.envs.instructions.kind import InstructionKind
+import case
+import counts
+import ends
+import marks
+import shape
+import words
+from kind import InstructionKind
 
 KINDS: Mapping[str, InstructionKind] = {
     kind.name: kind for kind in (*counts.KINDS, *words.KINDS, *case.KINDS, *marks.KINDS, *shape.KINDS, *ends.KINDS)

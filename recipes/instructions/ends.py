@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sparring.envs.instructions.kind import InstructionKind, Params
-from sparring.envs.instructions.reply import ReplyText, lowered, words_of
-from sparring.envs.instructions.vocabulary import ADVERBS, CLOSINGS, FIRST_WORDS, OPENINGS
+from kind import InstructionKind, Params
+from reply import ReplyText, lowered, words_of
+from vocabulary import ADVERBS, CLOSINGS, FIRST_WORDS, OPENINGS
 
 _START, _END = frozenset({"start"}), frozenset({"end"})
 

@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Sequence
 from random import Random
 
-from sparring.envs.instructions.kind import ReplyPlan
-from sparring.envs.instructions.reply import folded, words_of
-from sparring.envs.instructions.vocabulary import ADVERBS, CLAUSES, FORMS, WORD_CLAUSES
+from kind import ReplyPlan
+from reply import folded, words_of
+from vocabulary import ADVERBS, CLAUSES, FORMS, WORD_CLAUSES
 
 TRIES = 24
 """Number of replies to try before a plan counts as impossible."""

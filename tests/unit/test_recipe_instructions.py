@@ -1,4 +1,4 @@
-"""The world of instructions: its expert, its splits, its settings."""
+"""The world of recipes/instructions: its expert, its splits, its settings."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ from itertools import islice
 from typing import Any
 
 import pytest
+from recipe_files import RECIPES, recipe_file
 
 from sparring.envs.config import EnvConfig
-from sparring.envs.instructions.catalogue import KINDS, agree
-from sparring.envs.instructions.topics import TOPICS
-from sparring.envs.instructions.world import Instructions, score
 from sparring.envs.registry import load_env
 from sparring.errors import BadInput
+from sparring.protocols import EnvFactory
 from sparring.types import Task
 
+NAME = f"{RECIPES}/instructions/world.py:Instructions"
+WORLD = recipe_file("instructions/world.py")
+KINDS, TOPICS, score = WORLD.KINDS, WORLD.TOPICS, WORLD.score
+agree = recipe_file("instructions/catalogue.py").agree
 HELD = ("numbered", "exclaim", "words_in_order")
 
 
-def world(held_out: int = 68, **args: Any) -> Instructions:
-    factory = load_env(EnvConfig(name="instructions", args=args, held_out=held_out, demonstrations=20))
-    assert isinstance(factory, Instructions)
-    return factory
+def world(held_out: int = 68, **args: Any) -> EnvFactory:
+    return load_env(EnvConfig(name=NAME, args=args, held_out=held_out, demonstrations=20))
 
 
 def take(source: Any, count: int = 10**4) -> list[Task]:
@@ -109,7 +110,7 @@ def test_invalid_settings_of_instructions_are_refused(args: dict[str, Any], noun
 
 def test_a_file_of_tasks_is_refused() -> None:
     with pytest.raises(BadInput, match=r"env\.data"):
-        load_env(EnvConfig(name="instructions", data="tasks.jsonl"))
+        load_env(EnvConfig(name=NAME, data="tasks.jsonl"))
 
 
 def test_the_topics_are_many_and_each_has_words_of_its_own() -> None:
