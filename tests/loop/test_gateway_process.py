@@ -29,7 +29,6 @@ from sparring.testing.toy import toy_renderer, toy_task
 from sparring.types import Limits, Message, WeightRef
 
 RENDERER = toy_renderer()
-BODY: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "Hi"}]}
 
 
 class Gated(ScriptedEngine):
@@ -192,54 +191,6 @@ def test_a_gateway_that_is_killed_in_mid_stream_loses_and_doubles_nothing(tmp_pa
 def test_a_hundred_kills_lose_and_double_nothing(tmp_path: Path) -> None:
     chance = random.Random(5)
     check_killed(tmp_path, [*(chance.randrange(1, 20) for _ in range(100)), None])
-
-
-def test_a_client_that_leaves_and_comes_again_at_once_gets_the_same_turn(tmp_path: Path) -> None:
-    """And one that got its answer gets another: the run's process hears of both before the next request."""
-    leaves = 10
-
-    async def main() -> int:
-        engine = Gated()
-        async with rollout(tmp_path, engine) as (_, door, process):
-            engine.shut_at = 3
-            body = {"model": "policy", "messages": [{"role": "user", "content": "Begin."}], "stream": True}
-            headers = {"authorization": f"Bearer {door.key}"}
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{process.port}", headers=headers) as client:
-                for _ in range(leaves):
-                    async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
-                        await anext(answer.aiter_lines())
-            engine.opened.set()
-            for number in range(3):
-                assert (await streamed(process, door.key, body["messages"]))["content"] == said(number).content
-            return len(engine.requests)
-
-    assert asyncio.run(main()) == 3
-
-
-def test_an_answer_that_nobody_read_is_given_again(tmp_path: Path) -> None:
-    async def main() -> tuple[str, list[Any]]:
-        loop, engine = asyncio.get_running_loop(), Gated()
-        async with rollout(tmp_path, engine) as (session, door, process):
-            sent = json.dumps(BODY).encode()
-            head = f"authorization: Bearer {door.key}\r\nhost: gateway\r\ncontent-length: {len(sent)}\r\n\r\n"
-            with socket.create_connection(("127.0.0.1", process.port)) as connection:
-                connection.setblocking(False)
-                asked = f"POST /v1/chat/completions HTTP/1.1\r\n{head}".encode() + sent
-                await loop.sock_sendall(connection, asked)
-                while not any(segment.delivered for segment in session.segments):
-                    await asyncio.sleep(0)
-            while not door.exchanges.broken:
-                await asyncio.sleep(0)
-            async with httpx.AsyncClient() as client:
-                headers = {"authorization": f"Bearer {door.key}"}
-                url = f"http://127.0.0.1:{process.port}/v1/chat/completions"
-                again = (await client.post(url, headers=headers, json=BODY)).json()
-            while door.exchanges.broken:
-                await asyncio.sleep(0)
-            labels = [(s.label, s.delivered) for s in session.segments if s.model is not None]
-        return again["choices"][0]["message"]["content"], labels
-
-    assert asyncio.run(main()) == (said(0).content, [("agent", True)])
 
 
 def posted(key: str, body: Any) -> bytes:
