@@ -96,7 +96,6 @@ async def behind_gateway(
     waiting for the process that resumes the run.
 
     Args:
-        folder: folder of the run.
         address: address of `sparring gateway` for programs.
         report: function that shows the user a sentence.
 

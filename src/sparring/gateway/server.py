@@ -126,12 +126,8 @@ class Gateway:
         """Open the endpoint of a session, and start the server if it does not run.
 
         Args:
-            session: session of the policy.
             models: other model names of the client, as in `ModelTable`.
             leave_out: types of vendor-hosted tools that are dropped from requests instead of refused.
-
-        Raises:
-            BadInput: the table of models is invalid.
         """
         table = ModelTable(session, models)
         if self.address:
@@ -201,13 +197,9 @@ class Gateway:
         another process may resume it.
 
         Args:
-            keys: keys of the run.
             address: `HOST:PORT` of this server.
             lease_s: seconds until a worker's lease expires.
             gateway: address of `sparring gateway`, which replaces this server; empty without it.
-
-        Raises:
-            BadInput: the address is in use.
         """
         host, _, port = address.rpartition(":")
         if not gateway:

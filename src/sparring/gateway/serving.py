@@ -79,9 +79,6 @@ class Patience:
 class Tally:
     """Counter of requests that a server refused before they reached an endpoint. It logs the first of each kind, and
     the totals at the end.
-
-    Args:
-        tell: function that shows the user a sentence.
     """
 
     def __init__(self, tell: Callable[[str], None] = _log.warning) -> None:
@@ -142,8 +139,6 @@ class ClientProtocol(HttpToolsProtocol):
     a response, which happens if the client leaves before it has read everything.
 
     Args:
-        tally: counter of refusals.
-        patience: time limits of the client.
         unasked: connections of the server that it owes no answer; this one is added while it is one of them.
         most_sent: maximum number of bytes of a request on the wire.
     """
@@ -358,9 +353,6 @@ class BoundedServer(uvicorn.Server):
     """Server on given sockets, with limits on the number, size and time of its connections.
 
     Args:
-        config: uvicorn settings.
-        tell: function that shows the user a sentence.
-        patience: time limits of clients.
         protocol: function that makes the protocol of a connection; it takes the arguments of `ClientProtocol`.
 
     Attributes:
@@ -474,7 +466,6 @@ def listen_on(host: str, port: int, do: str = "choose another rollout.gateway.li
     """Return a listening socket.
 
     Args:
-        host: name or address of this machine.
         port: port; 0 takes a free one.
         do: what a user can do if the address cannot be had.
 

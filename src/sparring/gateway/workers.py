@@ -96,7 +96,6 @@ class WorkerRoutes:
         """Start to answer workers.
 
         Args:
-            key: worker key.
             lease_s: seconds until a lease expires unless it is renewed.
             url: URL at which workers reach the model; empty: the URL of their claim.
         """

@@ -73,12 +73,10 @@ async def _attend(
     """Return the last word of a run, over all processes that resume it.
 
     Args:
-        folder: folder of the run.
         control: connection to the run's process, which is ready.
         listening: socket that is handed over to each process of the run.
         server: server that attends the socket while there is none.
         begun: first sentence for the user.
-        say: called with sentences for the user.
     """
     there = True
     while True:
