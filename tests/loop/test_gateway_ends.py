@@ -95,6 +95,33 @@ def test_a_gateway_that_is_followed_says_so_and_ends_with_1(tmp_path: Path) -> N
     assert told == ["a gateway answers programs"] * 2
 
 
+def test_a_gateway_whose_address_is_taken_leaves_the_one_that_has_it(tmp_path: Path) -> None:
+    async def main() -> tuple[tuple[int | None, str, str], list[str]]:
+        reports = Reports()
+        async with behind_gateway(tmp_path, ADDRESS, reports):
+            first, url = await begun(tmp_path)
+            words = (
+                sys.executable,
+                "-m",
+                "sparring.cli.main",
+                "gateway",
+                str(tmp_path),
+                "--port",
+                url.rpartition(":")[2],
+            )
+            second = await asyncio.create_subprocess_exec(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            refused = await ended(second)
+            async with httpx.AsyncClient() as client:
+                assert (await client.get(f"{url}/health")).status_code == 200
+            told = reports[1:]
+        await ended(first)
+        return refused, told
+
+    (status, out, error), told = asyncio.run(main())
+    assert (status, out) == (2, "") and "expected a free address" in error and "--host or --port" in error
+    assert told == ["a gateway answers programs"]
+
+
 def test_a_gateway_waits_for_the_process_that_goes_on_with_a_run(tmp_path: Path) -> None:
     async def main() -> tuple[list[str], list[int], tuple[int | None, str, str]]:
         engine = ScriptedEngine(lambda request: reply_tokens(RENDERER, Message(role="assistant", content="yes")))
