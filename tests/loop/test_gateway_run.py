@@ -25,7 +25,7 @@ from sparring.store.sqlite import SqliteStore
 HERE = Path(__file__).parent
 KILLS = ("gateway 5", "gateway 40", "gateway 1")
 """Who is killed, and behind how many streamed events since the kill before."""
-MANY = tuple(f"{('gateway', 'run')[place % 2]} {1 + 7 * place % 23}" for place in range(100))
+MANY = tuple(f"{('gateway', 'run')[place % 2]} {1 + place % 3}" for place in range(50))
 
 
 def command(recipe: Path, name: str, *more: str) -> list[str]:
