@@ -1,4 +1,4 @@
-"""A harness of OpenAI's client that kills the gateway's process in mid-stream, and sends its request again."""
+"""A harness of OpenAI's client that kills its gateway's process, or its own, in mid-stream, and sends its request again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 
 from sparring.protocols import Episode
@@ -16,36 +15,43 @@ from sparring.types import Message
 PROCESS = "TEST_GATEWAY_PROCESS"
 """Variable of the environment: the file with the id of the gateway's process."""
 
-KILL_AT = "TEST_KILL_GATEWAY_AT"
-"""Variable of the environment: of each of its first processes, the number of events behind which it is killed."""
+FATES = "TEST_KILLED_AT"
+"""Variable of the environment: a file of lines, `gateway` or `run` and a number of events behind which it is killed."""
 
-events, kills, killed = 0, 0, ""
+events, killed = 0, ""
 
 
 def count() -> None:
-    """Count one event of the gateway's process, and kill it where that is the last."""
-    global events, kills, killed
-    behind = os.environ.get(KILL_AT, "").split()
-    if kills == len(behind) or (process := Path(os.environ[PROCESS]).read_text()) == killed:
+    """Count one event, and kill whom the first line of the file names if it is the last."""
+    global events, killed
+    file = Path(os.environ.get(FATES, os.devnull))
+    first, *later = file.read_text().splitlines() or [""]
+    if not first or (process := Path(os.environ[PROCESS]).read_text()) == killed:
         return
     events += 1
-    if events == int(behind[kills]):
+    who, _, behind = first.partition(" ")
+    if events >= int(behind):
+        events = 0
+        file.write_text("\n".join(later))
+        if who == "run":
+            os.kill(os.getpid(), signal.SIGKILL)
+        killed = process
         os.kill(int(process), signal.SIGKILL)
-        events, kills, killed = 0, kills + 1, process
 
 
 async def whole(client: openai.AsyncOpenAI, messages: list[Any]) -> tuple[str, str | None]:
-    """Return the text and the finish reason of a streamed reply, however often its connection breaks."""
+    """Return the text and the finish reason of a streamed reply, however often no gateway is there to be asked."""
     while True:
         text, reason = "", None
         try:
-            async for chunk in await client.chat.completions.create(model="policy", messages=messages, stream=True):
-                count()
-                for choice in chunk.choices:
-                    text += choice.delta.content or ""
-                    reason = choice.finish_reason or reason
-        except (httpx.TransportError, openai.APIConnectionError):
+            stream = await client.chat.completions.create(model="policy", messages=messages, stream=True)
+        except openai.APIConnectionError:
             continue
+        async for chunk in stream:
+            count()
+            for choice in chunk.choices:
+                text += choice.delta.content or ""
+                reason = choice.finish_reason or reason
         return text, reason
 
 

@@ -1,18 +1,23 @@
-"""What `sparring gateway` and its run say to one another when either ends."""
+"""What `sparring gateway`, its run and their clients see when either process ends."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import subprocess
 import sys
 from asyncio.subprocess import Process
+from collections import Counter
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
+import pytest
 
-from sparring.gateway.proxied import proxied
+from sparring.gateway.handover import behind_gateway
 from sparring.gateway.server import gateway_here, open_door
+from sparring.open_files import allow_files
 from sparring.record.recorder import Recorder
 from sparring.render.demonstrate import reply_tokens
 from sparring.testing.scripted_engine import ScriptedEngine
@@ -20,6 +25,19 @@ from sparring.testing.toy import toy_renderer, toy_task
 from sparring.types import Limits, Message
 
 ADDRESS = "http://127.0.0.1:9"
+HEALTH = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+RUN = """
+import asyncio, sys
+from pathlib import Path
+from sparring.gateway.handover import behind_gateway
+
+async def main():
+    async with behind_gateway(Path(sys.argv[1]), "http://127.0.0.1:9"):
+        print("begun", flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
 RENDERER = toy_renderer()
 
 
@@ -64,7 +82,7 @@ class Reports(list[str]):
 def test_a_gateway_that_is_followed_says_so_and_ends_with_1(tmp_path: Path) -> None:
     async def main() -> tuple[tuple[int | None, str, str], tuple[int | None, str, str], list[str]]:
         reports = Reports()
-        async with proxied(tmp_path, ADDRESS, reports):
+        async with behind_gateway(tmp_path, ADDRESS, reports):
             first, _ = await begun(tmp_path)
             second, _ = await begun(tmp_path)
             followed = await ended(first)
@@ -75,6 +93,33 @@ def test_a_gateway_that_is_followed_says_so_and_ends_with_1(tmp_path: Path) -> N
     assert followed[:2] == (1, "") and "another gateway has begun for this run" in followed[2]
     assert over == (0, f"{tmp_path}: the run is over\n", "")
     assert told == ["a gateway answers programs"] * 2
+
+
+def test_a_gateway_whose_address_is_taken_leaves_the_one_that_has_it(tmp_path: Path) -> None:
+    async def main() -> tuple[tuple[int | None, str, str], list[str]]:
+        reports = Reports()
+        async with behind_gateway(tmp_path, ADDRESS, reports):
+            first, url = await begun(tmp_path)
+            words = (
+                sys.executable,
+                "-m",
+                "sparring.cli.main",
+                "gateway",
+                str(tmp_path),
+                "--port",
+                url.rpartition(":")[2],
+            )
+            second = await asyncio.create_subprocess_exec(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            refused = await ended(second)
+            async with httpx.AsyncClient() as client:
+                assert (await client.get(f"{url}/health")).status_code == 200
+            told = reports[1:]
+        await ended(first)
+        return refused, told
+
+    (status, out, error), told = asyncio.run(main())
+    assert (status, out) == (2, "") and "expected a free address" in error and "--host or --port" in error
+    assert told == ["a gateway answers programs"]
 
 
 def test_a_gateway_waits_for_the_process_that_goes_on_with_a_run(tmp_path: Path) -> None:
@@ -93,13 +138,13 @@ def test_a_gateway_waits_for_the_process_that_goes_on_with_a_run(tmp_path: Path)
             statuses.append(answer.status_code)
 
         try:
-            async with proxied(tmp_path, ADDRESS):
+            async with behind_gateway(tmp_path, ADDRESS):
                 process, url = await begun(tmp_path)
                 raise ConnectionResetError  # as a run ends that is interrupted, or breaks
         except ConnectionResetError:
             lines.append(await said(process))
             await asked(url, "sk-any")
-        async with proxied(tmp_path, ADDRESS), open_door(session) as door:
+        async with behind_gateway(tmp_path, ADDRESS), open_door(session) as door:
             lines.append(await said(process))
             await asked(url, door.key)
         return lines, statuses, await ended(process)
@@ -125,7 +170,7 @@ def test_a_rollout_waits_for_the_gateway_of_its_run(tmp_path: Path) -> None:
                 opened.set()
 
         seen = []
-        async with proxied(tmp_path, ADDRESS):
+        async with behind_gateway(tmp_path, ADDRESS):
             for _ in range(2):
                 playing = asyncio.create_task(play())
                 for _ in range(100):
@@ -147,7 +192,7 @@ def test_a_rollout_waits_for_the_gateway_of_its_run(tmp_path: Path) -> None:
 def test_a_run_says_that_its_gateway_has_ended(tmp_path: Path) -> None:
     async def main() -> tuple[list[str], tuple[int | None, str, str]]:
         reports = Reports()
-        async with proxied(tmp_path, ADDRESS, reports):
+        async with behind_gateway(tmp_path, ADDRESS, reports):
             process, _ = await begun(tmp_path)
             process.send_signal(signal.SIGINT)
             status = await ended(process)
@@ -161,3 +206,135 @@ def test_a_run_says_that_its_gateway_has_ended(tmp_path: Path) -> None:
     reports, (status, out, error) = asyncio.run(main())
     assert reports == ["a gateway answers programs", "the gateway has ended; programs wait for the next one"] * 2
     assert (status, out) == (130, "") and "Traceback" not in error
+
+
+class Run:
+    """The process of a run that has a gateway, and no door."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    async def __aenter__(self) -> Run:
+        words = (sys.executable, "-c", RUN, str(self._folder))
+        self.process = await asyncio.create_subprocess_exec(*words, stdout=subprocess.PIPE)
+        assert await said(self.process) == "begun"
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        with suppress(ProcessLookupError):
+            self.process.kill()
+        await self.process.wait()
+
+
+def requested(url: str) -> socket.socket:
+    """A connection on which a request was sent."""
+    connection = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), 60)
+    connection.sendall(HEALTH)
+    return connection
+
+
+def answered(connection: socket.socket) -> str:
+    """The status of an answer; empty if the connection ended, or was reset, before it came."""
+    try:
+        return connection.recv(12).decode()[9:]
+    except ConnectionResetError:
+        return ""
+
+
+def test_what_a_killed_run_had_not_taken_is_answered_by_the_gateway(tmp_path: Path) -> None:
+    """What it had taken is closed or reset; whoever sends again is answered by the gateway, and then by the next run."""
+
+    async def main() -> list[str]:
+        async with Run(tmp_path) as run:
+            gateway, url = await begun(tmp_path)
+            with requested(url) as taken:
+                statuses = [answered(taken)]
+                run.process.send_signal(signal.SIGSTOP)
+                with ExitStack() as stack:
+                    waiting = [stack.enter_context(requested(url)) for _ in range(20)]
+                    run.process.kill()
+                    statuses += [await asyncio.to_thread(answered, each) for each in waiting]
+                with suppress(OSError):
+                    taken.recv(1 << 16)
+                    taken.sendall(HEALTH)
+                statuses.append(answered(taken))
+            assert (await said(gateway)).startswith("the run's process has ended")
+            with requested(url) as again:
+                head = await asyncio.to_thread(again.recv, 1 << 16)
+                statuses.append(head.decode()[9:12])
+                assert b"\r\nretry-after: 1\r\n" in head.lower() and b"\r\nconnection: close\r\n" in head.lower()
+        async with Run(tmp_path):
+            assert await said(gateway) == "the run goes on"
+            with requested(url) as again:
+                statuses.append(await asyncio.to_thread(answered, again))
+        gateway.kill()
+        await gateway.communicate()
+        return statuses
+
+    assert asyncio.run(main()) == ["200", *["503"] * 20, "", "503", "200"]
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(50, marks=[pytest.mark.kills, pytest.mark.slow])])
+def test_clients_that_send_again_are_answered_however_often_the_run_is_killed(tmp_path: Path, rounds: int) -> None:
+    """None of 300 at once is refused its connection: the gateway listens on."""
+    clients = 300
+    seen: Counter[str] = Counter()
+
+    async def ask(port: int) -> None:
+        status = b""
+        while status != b"200":
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            with suppress(ConnectionResetError):
+                writer.write(HEALTH)
+                status = (await reader.read(12))[9:]
+                seen[status.decode()] += 1
+            writer.close()
+            if status == b"503":
+                await back.wait()
+
+    async def main() -> None:
+        async with Run(tmp_path):
+            gateway, url = await begun(tmp_path)
+        port = int(url.rpartition(":")[2])
+        for number in range(rounds):
+            asking = [asyncio.create_task(ask(port)) for _ in range(clients)]
+            for answers in (number * clients + 1 + clients * number // rounds, (number + 1) * clients):
+                async with Run(tmp_path):
+                    while await said(gateway) != "the run goes on":
+                        pass
+                    back.set()
+                    while seen["200"] < answers:
+                        await asyncio.sleep(0)
+                    back.clear()
+            await asyncio.gather(*asking)
+        gateway.kill()
+        await gateway.communicate()
+
+    back = asyncio.Event()
+    asyncio.run(main())
+    assert seen["200"] == rounds * clients and seen["503"]
+
+
+@pytest.mark.slow
+def test_two_thousand_connections_are_the_runs_own(tmp_path: Path) -> None:
+    """Each is answered, and answered again after the gateway is killed."""
+
+    async def main() -> list[list[bytes]]:
+        allow_files()
+        async with Run(tmp_path):
+            gateway, url = await begun(tmp_path)
+            port = int(url.rpartition(":")[2])
+            connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2000)]
+            statuses: list[list[bytes]] = []
+            for _ in range(2):
+                for _, writer in connections:
+                    writer.write(HEALTH)
+                statuses.append([(await reader.readuntil(b"{}"))[9:12] for reader, _ in connections])
+                if gateway.returncode is None:
+                    gateway.kill()
+                    await gateway.communicate()
+            for _, writer in connections:
+                writer.close()
+        return statuses
+
+    assert asyncio.run(main()) == [[b"200"] * 2000] * 2

@@ -1,8 +1,9 @@
-"""A whole run whose rollouts are answered by a gateway in a process of its own, which is killed in mid-run."""
+"""A whole run whose rollouts are answered by a gateway in a process of its own: either process is killed in mid-run."""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -10,19 +11,21 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import msgspec
 import pytest
 from forked import Forked
 from forked import finished as ended
-from restarted_gateway import KILL_AT, PROCESS
+from restarted_gateway import FATES, PROCESS
 
 from sparring.store.sqlite import SqliteStore
 
 HERE = Path(__file__).parent
-KILLS = (5, 40, 1)
-"""Numbers of streamed events, of each process."""
+KILLS = ("gateway 5", "gateway 40", "gateway 1")
+"""Who is killed, and behind how many streamed events since the kill before."""
+MANY = tuple(f"{('gateway', 'run')[place % 2]} {1 + place % 3}" for place in range(50))
 
 
 def command(recipe: Path, name: str, *more: str) -> list[str]:
@@ -60,7 +63,7 @@ class Gateway:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         self.words = ["gateway", str(folder), "--port", str(self.port)]
-        self.file = file
+        self.file, self.kills = file, 0
         file.write_text("")
 
     def start(self) -> subprocess.Popen[str]:
@@ -74,27 +77,40 @@ class Gateway:
         written.replace(self.file)
         return process
 
+    def guard(self) -> None:
+        """Start it again whenever it is killed, until it ends with the run."""
+        while self.start().wait() < 0:
+            self.kills += 1
+
 
 @pytest.mark.slow
-def test_a_run_whose_gateway_is_killed_is_one_without_a_gateway(
-    given: Path, tmp_path: Path, wait_for: Callable[[subprocess.Popen[str], str], None]
+@pytest.mark.parametrize("fates", [KILLS, pytest.param(MANY, marks=pytest.mark.kills)])
+def test_a_run_whose_gateway_or_process_is_killed_is_one_without_a_gateway(
+    given: Path, tmp_path: Path, wait_for: Callable[[subprocess.Popen[str], str], None], fates: tuple[str, ...]
 ) -> None:
+    """The gateway is started again at its address, and the run is resumed; what is left of the two serves on."""
     done = ended(command(given, "inside"))
     assert done.returncode == 0, done.stdout + done.stderr
-    gateway = Gateway(given.parent / "runs/outside", tmp_path / "process")
-    os.environ |= {PROCESS: str(gateway.file), KILL_AT: " ".join(map(str, KILLS))}
+    gateway, file = Gateway(given.parent / "runs/outside", tmp_path / "process"), tmp_path / "fates"
+    file.write_text("\n".join(fates))
+    words = command(given, "outside", f'rollout.gateway.url="http://127.0.0.1:{gateway.port}"')
+    ends: list[int] = []
+    os.environ |= {PROCESS: str(gateway.file), FATES: str(file)}
     try:
-        words = command(given, "outside", f'rollout.gateway.url="http://127.0.0.1:{gateway.port}"')
-        with Forked(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as run:
-            wait_for(run, "gateway: ")
-            for _ in KILLS:
-                assert gateway.start().wait(timeout=120) < 0
-            last = gateway.start()
-            output, _ = run.communicate()
-            last.kill()
-            last.wait()
+        guarding = Thread(target=gateway.guard, daemon=True)
+        while not ends or ends[-1] == -signal.SIGKILL:
+            with Forked(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as run:
+                wait_for(run, "gateway: ")
+                if not ends:
+                    guarding.start()
+                output, _ = run.communicate()
+                ends.append(run.returncode)
     finally:
-        del os.environ[PROCESS], os.environ[KILL_AT]
-    assert run.returncode == 0, output
+        del os.environ[PROCESS], os.environ[FATES]
+    assert ends[-1] == 0, output
+    guarding.join()
+    assert file.read_text() == "", "all were killed"
+    kills = tuple(sum(fate.startswith(who) for fate in fates) for who in ("run", "gateway"))
+    assert (len(ends) - 1, gateway.kills) == kills
     folder = given.parent / "runs"
     assert outcome(folder / "outside") == outcome(folder / "inside")

@@ -13,7 +13,7 @@ import openai
 import pytest
 from test_gateway_process import RENDERER, Gated, Process
 
-from sparring.gateway.proxied import proxied
+from sparring.gateway.handover import behind_gateway
 from sparring.gateway.server import gateway_here, open_door
 from sparring.gateway.workers import RunKeys
 from sparring.harness.load import load_harness
@@ -49,7 +49,7 @@ def through_a_gateway(folder: Path, scene: Scene) -> Any:
 
     async def main() -> Any:
         gateway, process = gateway_here(), Process(folder)
-        async with gateway.open_outside(KEYS, "127.0.0.1:0", 60.0, ADDRESS) as url, proxied(folder, url):
+        async with gateway.open_outside(KEYS, "127.0.0.1:0", 60.0, ADDRESS) as url, behind_gateway(folder, url):
             assert url == ADDRESS and gateway.workers.leases is not None
             harness = load_harness("workers", ("policy",), open_door, leases=lambda: gateway.workers.leases)
             config = RolloutConfig(
@@ -109,7 +109,8 @@ def test_a_gateway_that_is_killed_while_a_claim_waits_and_a_rollout_is_played_lo
         for _ in range(rounds):
             await until(lambda: bool(leases._claims))
             await process.kill()
-            await until(lambda: not leases._claims)  # what waits for a gateway that is gone takes no rollout
+            await until(lambda: not gateway_here().there.is_set())
+            assert leases._claims, "its connection is the run's: it waits on"
             playing = asyncio.create_task(play())
             await process.start()
             await until(lambda: len(reached) == len(finished) + 1)

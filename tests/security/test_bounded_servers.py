@@ -14,8 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Mount, Route, Router
 from starlette.types import Receive, Scope, Send
 
-from sparring.gateway.serving import MOST_HEAD, LocalServer, Patience, server_settings
-from sparring.gateway.workers import listen_on
+from sparring.gateway.serving import MOST_HEAD, LocalServer, Patience, listen_on, server_settings
 
 
 class Served:

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import os
-import resource
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, aclosing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from sparring.gateway.proxied import proxied
-from sparring.gateway.proxy import ProxyServer, RunSocket
+from sparring.gateway.run_socket import Word, connect_to_run, hand_over, next_word
 
 SERVER = """
 import asyncio, resource, sys
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route, Router
-from sparring.gateway.serving import LocalServer, Patience, server_settings
-from sparring.gateway.workers import listen_on
+from sparring.gateway.serving import LocalServer, Patience, listen_on, server_settings
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]),) * 2)
 going = asyncio.Event()
@@ -50,6 +46,20 @@ print(listening.getsockname()[1], flush=True)
 routes = [Route("/", here, methods=["GET", "POST"]), Route("/large", large), Route("/go", go), Route("/long", long)]
 settings, patience = server_settings(Router(routes), timeout_keep_alive=3600), Patience(head_s=3600, piece_s=3600)
 asyncio.run(LocalServer(settings, lambda text: None, patience).serve(sockets=[listening]))
+"""
+RUN = """
+import asyncio, resource, sys
+from pathlib import Path
+from sparring.gateway.handover import behind_gateway
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]),) * 2)
+
+async def main():
+    async with behind_gateway(Path(sys.argv[2]), "http://127.0.0.1:9"):
+        print("begun", flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
 """
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 HELD = {
@@ -172,36 +182,24 @@ LONG = (pytest.param(held, marks=pytest.mark.full) for held in ("nothing", "a re
 
 
 @pytest.mark.parametrize("held", ["half of a head", *LONG])
-def test_a_gateway_of_its_own_has_the_run_close_them(tmp_path: Path, held: str) -> None:
-    async def main() -> bytes:
-        with socket.create_server(("127.0.0.1", 0), backlog=512) as listening:
-            async with proxied(tmp_path, "http://127.0.0.1:9"):
-                run = RunSocket(tmp_path)
-                async with aclosing(run.words()) as words:
-                    await anext(words)
-                    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-                    server = ProxyServer(run)
-                    serving = asyncio.create_task(server.serve(sockets=[listening]))
-                    address = listening.getsockname()
-                    silent = [await asyncio.open_connection(*address) for _ in range(number)]
-                    for _, writer in silent:
-                        writer.write(HELD[held])
-                    reader, writer = await asyncio.open_connection(*address)
-                    writer.write(b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
-                    async with asyncio.timeout(25):  # the silent ones would be let go after 30 s
-                        came = await reader.read()
-                    for _, each in [*silent, (reader, writer)]:
-                        each.close()
-                    server.should_exit = True
-                    await serving
-                run.close()
-        return came
+def test_a_run_behind_a_gateway_closes_them(tmp_path: Path, held: str) -> None:
+    async def begin(listening: socket.socket) -> None:
+        with await connect_to_run(tmp_path) as control:
+            await hand_over(control, listening)
+            assert await next_word(control) is Word.BEGUN
+            server = Held(listening.getsockname()[1], stack)
+            await asyncio.to_thread(ask, server)
 
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    files = os.listdir("/proc/self/fd")  # of this process, which holds both ends of each connection
-    limit = 128 + max(map(int, files))
-    number = limit - len(files) - 28
-    try:
-        assert asyncio.run(main()).startswith(b"HTTP/1.1 401")
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    def ask(server: Held) -> None:
+        for _ in range(3 * ROOM):
+            server.opened(HELD[held])
+        assert b"expected an address of this server" in server.asks("/health"), "answered, if by a refusal"
+
+    words = [sys.executable, "-c", RUN, str(2 * ROOM), str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as process, ExitStack() as stack:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == b"begun\n"
+            asyncio.run(begin(stack.enter_context(socket.create_server(("127.0.0.1", 0)))))
+        finally:
+            process.kill()

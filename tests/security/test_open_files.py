@@ -19,8 +19,7 @@ from contextlib import suppress
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route, Router
-from sparring.gateway.serving import LocalServer, most_connections, server_settings
-from sparring.gateway.workers import listen_on
+from sparring.gateway.serving import LocalServer, listen_on, most_connections, server_settings
 
 async def main():
     told = []

@@ -122,11 +122,7 @@ class ExchangeResponse(Response):
     """Response to one request: an exchange in the client's dialect, streamed if the client asked for a stream.
 
     Args:
-        exchange: exchange that is sent.
-        dialect: dialect of the client.
-        client_request: request that the exchange answers.
         bytes_of: function from a token id to its bytes.
-        headers: headers of the response.
         ping_s: interval of keep-alive events on a stream, in seconds.
     """
 
@@ -206,10 +202,7 @@ def empty_response(dialect: Dialect, client_request: ClientRequest, id: str, hea
     """Return the response to a request that samples nothing: an empty reply in the client's dialect.
 
     Args:
-        dialect: dialect of the client.
-        client_request: request to answer.
         id: id by which a later request continues the conversation.
-        headers: headers of the response.
     """
     reply = SampledReply(
         id=id,

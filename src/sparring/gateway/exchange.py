@@ -39,10 +39,6 @@ RETRIES = b"x-stainless-retry-count"
 class Exchange:
     """One request of a client, and its answer so far.
 
-    Args:
-        session: session that answers.
-        client_request: request to answer.
-
     Attributes:
         parts: parts of the answer so far, each with the number of its sample.
         replies: complete replies, by the number of their sample.
@@ -173,11 +169,7 @@ class Exchange:
 
 
 class Exchanges:
-    """Exchanges of one door: the running ones and the latest finished ones.
-
-    Args:
-        models: sessions of the models.
-    """
+    """Exchanges of one door: the running ones and the latest finished ones."""
 
     def __init__(self, models: ModelTable) -> None:
         self._models, self._session = models, models.sessions[0]
@@ -204,9 +196,7 @@ class Exchanges:
         """Return the exchange of a request: a new one, or the earlier one that the request repeats.
 
         Args:
-            request: digest of the request and its agent; see `request_digest`.
             retried: whether the client marks the request as a retry.
-            wanted: request to answer.
         """
         exchange = self.of(request, retried=retried)
         if exchange is None:
@@ -225,7 +215,6 @@ class Exchanges:
         """Record in the policy's session that a request of its client was refused before it reached the session.
 
         Args:
-            reason: text of the refusal.
             misdirected: whether no endpoint has the path or method. Such a refusal counts only if the client made no
                 other request, because agents also call paths that have nothing to do with replies.
         """
@@ -264,10 +253,6 @@ class Exchanges:
         An equal request joins an exchange whose connection broke. A request that is marked as a retry joins the latest
         equal exchange. If that exchange failed, the request begins a new exchange, which is the same turn for the
         session.
-
-        Args:
-            request: digest of the request and its agent.
-            retried: whether the client marks the request as a retry.
         """
         equal = [exchange for exchange in self._of_request.get(request, ()) if not exchange.refused]
         for exchange in equal:

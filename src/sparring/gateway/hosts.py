@@ -30,7 +30,6 @@ def at_home(
     """Return an application that refuses requests of foreign web pages unless a key protects the endpoint.
 
     Args:
-        application: application that answers all other requests.
         refuse: function that makes the response to a refused request, with status 403.
         keyed: function that tells whether a request carries a key that the application checks.
         names: additional host names of this server.

@@ -90,10 +90,6 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
     def check_text(self, body: Any, data: Body) -> None:
         """Check the length of the text in a body. Escapes make the body longer than its text.
 
-        Args:
-            body: decoded body.
-            data: bytes of the body.
-
         Raises:
             Overflow: no prompt of this context holds so much text.
         """
@@ -121,7 +117,6 @@ async def read_body(request: Request, most_bytes: int, over: Callable[[], Except
     """Read the body of a request.
 
     Args:
-        request: request with a valid key.
         most_bytes: maximum size of the body.
         over: function that makes the error for a larger body; None: a refusal.
 

@@ -170,10 +170,8 @@ class Endpoint(Route):
     that the refusal has the format of the client's vendor.
 
     Args:
-        path: path of the requests.
         endpoint: function that answers a request. It raises none of starlette's own exceptions, so requests skip
             starlette's exception handling.
-        methods: allowed methods.
         refuse: function that makes the response to an error.
     """
 

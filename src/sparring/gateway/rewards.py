@@ -134,11 +134,7 @@ def reply_id(id: str) -> str:
 
 
 def _read(data: bytes) -> OutsideReward:
-    """Read a reward.
-
-    Raises:
-        BadInput: the body is not a reward.
-    """
+    """Read a reward."""
     body = body_of(data)
     if isinstance(body.get("of"), str):
         body = {**body, "of": reply_id(body["of"])}

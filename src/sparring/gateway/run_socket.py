@@ -1,51 +1,46 @@
-"""Protocol of `gateway.sock`, the socket in a run's folder over which `sparring gateway` forwards client connections.
+"""Protocol of `gateway.sock`, the socket in a run's folder by which `sparring gateway` hands its clients to the run.
 
-Each connection begins with a line of JSON, a `Greeting`. If the greeting has no `server`, the connection is the control
-connection of the gateway: it carries one `Word` per line, and stays open while the gateway serves the run. Every other
-connection carries the unchanged bytes of one client. It ends with a mark, which tells whether the client closed its
-connection or broke it. A connection that ends without a mark counts as broken.
+What is handed over is the gateway's listening socket: the run's process accepts and answers the clients itself, and
+nothing of theirs passes through the gateway. The gateway keeps a descriptor of that socket. So connections that nobody
+has accepted outlive the run's process, and the gateway can accept them while there is no run.
+
+A connection of `gateway.sock` carries messages (SOCK_SEQPACKET), each a `Word`: `READY` from the run, `LISTENING` with
+the descriptor (SCM_RIGHTS, unix(7)) from the gateway, then `BEGUN`, and once `FOLLOWED` or `OVER`, from the run. It
+stays open for as long as the gateway serves the run, and its end says that one of the two processes has ended.
 """
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum, auto
 from pathlib import Path
 
-import msgspec
+from sparring.errors import InfraError
+from sparring.gateway.serving import PAUSE_S
 
 SOCKET = "gateway.sock"
 """Name of the socket in a run's folder."""
 
-MOST_GREETING = 4096
-"""Maximum number of bytes of a greeting."""
-
-CLOSED, BROKEN = b"\xff\x00closed\x00\xff", b"\xff\x00broken\x00\xff"
-"""Marks that follow a client's last byte. No HTTP or JSON text ends with these bytes. A client that sends them itself
-only misreports its own connection."""
-
-
-class Greeting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """First line of a connection.
-
-    Attributes:
-        gateway: random id of the gateway's process.
-        server: address of the gateway that the client connected to; None for the control connection.
-        client: address of the client; None if unknown.
-    """
-
-    gateway: str
-    server: tuple[str, int] | None = None
-    client: tuple[str, int] | None = None
+MOST_BYTES = 64
+"""Maximum number of bytes of a message."""
 
 
 class Word(StrEnum):
-    """Line of a control connection. The run sends the first three, and the gateway sends `LEAVES` and `FULL`."""
+    """Message between a run and its gateway."""
+
+    READY = auto()
+    """The run has closed the listening socket of an earlier gateway that ended: its address is free."""
+
+    LISTENING = auto()
+    """The gateway's listening socket, which goes along."""
 
     BEGUN = auto()
-    """The gateway now serves the run."""
+    """The run accepts the clients of this gateway."""
 
     FOLLOWED = auto()
     """Another gateway replaced this one."""
@@ -53,11 +48,54 @@ class Word(StrEnum):
     OVER = auto()
     """The run is over and will not be resumed by another process."""
 
-    LEAVES = auto()
-    """The gateway stops, after the responses that are being sent."""
 
-    FULL = auto()
-    """The gateway has no room for a client: the run closes a connection that it owes no answer."""
+async def connect_to_run(folder: Path) -> socket.socket:
+    """Connect to the run's process, and wait until it is ready for a listening socket.
+
+    Raises:
+        InfraError: the run's process does not answer.
+    """
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        control.setblocking(False)
+        with socket_path(folder) as short:
+            control.connect(short)
+        if (word := await next_word(control)) is not Word.READY:
+            raise InfraError(f"{folder}: expected the word {Word.READY} of the run, got {word}")
+    except BaseException as error:
+        control.close()
+        if isinstance(error, OSError):
+            raise InfraError(f"{folder}: the run does not answer ({type(error).__name__}: {error})") from error
+        raise
+    return control
+
+
+async def next_word(control: socket.socket) -> Word:
+    """Return the next word of the run.
+
+    Raises:
+        InfraError: the run's process has ended, or is of another version.
+    """
+    try:
+        return Word((await asyncio.get_running_loop().sock_recv(control, MOST_BYTES)).decode())
+    except (OSError, ValueError) as error:
+        raise InfraError("the run's process has ended, or is of another version of Sparring") from error
+
+
+async def hand_over(control: socket.socket, listening: socket.socket) -> None:
+    """Give the run a listening socket.
+
+    Raises:
+        InfraError: the run's process has ended.
+    """
+    while True:
+        try:
+            socket.send_fds(control, [Word.LISTENING.encode()], [listening.fileno()])
+            return
+        except OSError as error:
+            if error.errno != errno.ETOOMANYREFS:  # this user has as many descriptors under way as files are allowed
+                raise InfraError("the run's process has ended") from error
+        await asyncio.sleep(PAUSE_S)
 
 
 @contextmanager

@@ -51,9 +51,9 @@ from sparring.gateway.refusals import (
     with_request_ids,
 )
 from sparring.gateway.rewards import RewardRoutes
-from sparring.gateway.serving import LocalServer, server_settings
+from sparring.gateway.serving import LocalServer, listen_on, server_settings
 from sparring.gateway.tool_server import ToolCalls, answer_tools
-from sparring.gateway.workers import RunKeys, WorkerRoutes, listen_on, reachable_host, refuse_program
+from sparring.gateway.workers import RunKeys, WorkerRoutes, reachable_host, refuse_program
 from sparring.protocols import Session, ToolHost
 
 NOTED = "x-sparring-noted"
@@ -99,8 +99,7 @@ class Gateway:
     """Server of the session endpoints (`Door`) that are open on one event loop.
 
     Attributes:
-        address: address of `sparring gateway`, the proxy through which alone clients then reach this server; empty
-            without it.
+        address: address of `sparring gateway`, at which alone clients then reach this run; empty without it.
         there: event that is set while `sparring gateway` is connected; doors wait for it.
         workers: endpoints of external workers.
     """
@@ -127,12 +126,8 @@ class Gateway:
         """Open the endpoint of a session, and start the server if it does not run.
 
         Args:
-            session: session of the policy.
             models: other model names of the client, as in `ModelTable`.
             leave_out: types of vendor-hosted tools that are dropped from requests instead of refused.
-
-        Raises:
-            BadInput: the table of models is invalid.
         """
         table = ModelTable(session, models)
         if self.address:
@@ -202,13 +197,9 @@ class Gateway:
         another process may resume it.
 
         Args:
-            keys: keys of the run.
             address: `HOST:PORT` of this server.
             lease_s: seconds until a worker's lease expires.
             gateway: address of `sparring gateway`, which replaces this server; empty without it.
-
-        Raises:
-            BadInput: the address is in use.
         """
         host, _, port = address.rpartition(":")
         if not gateway:

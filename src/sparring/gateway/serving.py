@@ -28,6 +28,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from sparring.errors import refusal
 from sparring.open_files import allow_files
 
 MOST_HEAD = 64 << 10
@@ -78,9 +79,6 @@ class Patience:
 class Tally:
     """Counter of requests that a server refused before they reached an endpoint. It logs the first of each kind, and
     the totals at the end.
-
-    Args:
-        tell: function that shows the user a sentence.
     """
 
     def __init__(self, tell: Callable[[str], None] = _log.warning) -> None:
@@ -141,8 +139,6 @@ class ClientProtocol(HttpToolsProtocol):
     a response, which happens if the client leaves before it has read everything.
 
     Args:
-        tally: counter of refusals.
-        patience: time limits of the client.
         unasked: connections of the server that it owes no answer; this one is added while it is one of them.
         most_sent: maximum number of bytes of a request on the wire.
     """
@@ -183,13 +179,13 @@ class ClientProtocol(HttpToolsProtocol):
         self._unasked.remove(self)
         if self._timer is not None:
             self._timer.cancel()
-        self.leave(broken=exc is not None or (self._client_closed and lost_data(self.transport)))
+        self._leave(broken=exc is not None or (self._client_closed and lost_data(self.transport)))
 
     def eof_received(self) -> None:
         """Note that the client closed the connection."""
         self._client_closed = True
 
-    def leave(self, *, broken: bool) -> None:
+    def _leave(self, *, broken: bool) -> None:
         """Report that the client left or gets no more data, to the application of each of its pipelined requests.
 
         Args:
@@ -208,7 +204,7 @@ class ClientProtocol(HttpToolsProtocol):
 
     def cut(self) -> None:
         """Break the connection."""
-        self.leave(broken=True)
+        self._leave(broken=True)
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -357,11 +353,7 @@ class BoundedServer(uvicorn.Server):
     """Server on given sockets, with limits on the number, size and time of its connections.
 
     Args:
-        config: uvicorn settings.
-        tell: function that shows the user a sentence.
-        patience: time limits of clients.
         protocol: function that makes the protocol of a connection; it takes the arguments of `ClientProtocol`.
-        files: number of file descriptors that a connection takes.
 
     Attributes:
         tally: counter of refusals.
@@ -374,13 +366,11 @@ class BoundedServer(uvicorn.Server):
         patience: Patience = Patience(),
         *,
         protocol: Callable[..., asyncio.BaseProtocol] = ClientProtocol,
-        files: int = 1,
     ) -> None:
         self.tally, self._unasked = Tally(tell), Unasked()
         named = {"tally": self.tally, "patience": patience, "unasked": self._unasked}
         config.http = partial(protocol, **named)  # type: ignore[assignment]
         super().__init__(config)
-        self._most = most_connections() // files
         self._listening: dict[socket.socket, asyncio.TimerHandle | None] = {}
         self._joining: set[asyncio.Task[None]] = set()
 
@@ -390,19 +380,29 @@ class BoundedServer(uvicorn.Server):
         await self.lifespan.startup()
         self.servers = []
         for listening in sockets or ():
-            listening.setblocking(False)
-            self._attend(listening)
+            self.attend(listening)
         self.started = True
+
+    def attend(self, listening: socket.socket) -> None:
+        """Accept connections of a socket as they arrive."""
+        self.leave(listening)  # it may wait for room
+        listening.setblocking(False)
+        self._listening[listening] = None
+        asyncio.get_running_loop().add_reader(listening, self._take, listening)
+
+    def leave(self, listening: socket.socket) -> None:
+        """Accept no more connections of a socket, if it is attended."""
+        if listening in self._listening:
+            pause = self._listening.pop(listening)
+            if pause is None:
+                asyncio.get_running_loop().remove_reader(listening)
+            else:
+                pause.cancel()
 
     async def stop_accepting(self) -> None:
         """Stop accepting connections."""
-        loop = asyncio.get_running_loop()
-        for listening, pause in self._listening.items():
-            if pause is None:
-                loop.remove_reader(listening)
-            else:
-                pause.cancel()
-        self._listening.clear()
+        for listening in tuple(self._listening):
+            self.leave(listening)
         await asyncio.gather(*self._joining, return_exceptions=True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -411,38 +411,23 @@ class BoundedServer(uvicorn.Server):
         await super().shutdown(sockets)
         self.tally.end()
 
-    def _attend(self, listening: socket.socket) -> None:
-        """Accept connections of a socket as they arrive."""
-        self._listening[listening] = None
-        asyncio.get_running_loop().add_reader(listening, self._take, listening)
-
     def _pause(self, listening: socket.socket, kind: str) -> None:
         """Stop accepting on a socket for `PAUSE_S`; `kind` is the reason, for the tally."""
         self.tally.add(kind)
         loop = asyncio.get_running_loop()
         loop.remove_reader(listening)
-        self._listening[listening] = loop.call_later(PAUSE_S, self._attend, listening)
-
-    def go_on(self) -> None:
-        """Accept connections again on sockets that wait for room."""
-        for listening, pause in self._listening.items():
-            if pause is not None:
-                pause.cancel()
-                self._attend(listening)
-
-    def make_room(self) -> bool:
-        """Close one connection that waits for no answer; return False if there is none."""
-        return self._unasked.end_one()
+        self._listening[listening] = loop.call_later(PAUSE_S, self.attend, listening)
 
     def _take(self, listening: socket.socket) -> None:
         """Accept a connection if the server has room for it, or can make some."""
-        if len(self.server_state.connections) + len(self._joining) >= self._most and not self.make_room():
-            self._pause(listening, f"{self._most} connections are open; others wait")
+        most = most_connections()
+        if len(self.server_state.connections) + len(self._joining) >= most and not self._unasked.end_one():
+            self._pause(listening, f"{most} connections are open; others wait")
             return
         try:
             accepted, _ = listening.accept()
         except OSError as error:  # or the client left, or another process accepted it
-            if error.errno in NO_FILES and not self.make_room():
+            if error.errno in NO_FILES and not self._unasked.end_one():
                 self._pause(listening, f"no connection could be taken, others wait: {error.strerror}")
             return
         joining = asyncio.get_running_loop().create_task(self._join(accepted))
@@ -475,3 +460,23 @@ def most_connections() -> int:
     bounds."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(64, min(1 << 16, (1 << 17 if soft == resource.RLIM_INFINITY else soft) // 2))
+
+
+def listen_on(host: str, port: int, do: str = "choose another rollout.gateway.listen") -> socket.socket:
+    """Return a listening socket.
+
+    Args:
+        port: port; 0 takes a free one.
+        do: what a user can do if the address cannot be had.
+
+    Raises:
+        BadInput: the address is in use or not of this machine.
+    """
+    try:
+        family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise refusal(f"{host}:{port}", "a free address of this machine", str(error), do) from error
+    # asyncio sets this for its own sockets alone; the head and the body of a response are two writes
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening

@@ -43,7 +43,6 @@ class RunningCall:
     """One call of a tool, which runs once even if the client's connection breaks.
 
     Args:
-        calls: all tool calls of the session's endpoint.
         wanted: name and arguments as JSON with sorted keys.
         sent_as: session id and request id; None for a client without a session.
         running: task of the call; its result is the content of the response.
@@ -94,9 +93,6 @@ class ToolCalls:
         """Return the call of a request: a broken one that it repeats, or a new one, which starts to run.
 
         Args:
-            host: host of the tools.
-            name: name of the tool.
-            arguments: arguments of the call.
             sent_as: session id and request id; None for a client without a session.
         """
         wanted = json.dumps([name, arguments], sort_keys=True)
@@ -130,12 +126,7 @@ class ToolCalls:
 
 
 class CallResponse(Response):
-    """Response to a tool call, sent when the call is done.
-
-    Args:
-        call: tool call.
-        id: id of the request.
-    """
+    """Response to a tool call, sent when the call is done."""
 
     def __init__(self, call: RunningCall, id: Any) -> None:
         self._call, self._id = call, id
@@ -172,12 +163,6 @@ async def answer_tools(host: ToolHost | None, calls: ToolCalls, request: Request
 
     Args:
         host: host of the tools; None if the world has no tools.
-        calls: tool calls of the session's endpoint.
-        request: request of the client.
-        data: body of the request.
-
-    Raises:
-        BadInput: the body is not a JSON object.
     """
     if host is None:
         return Response(status_code=404)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -97,7 +96,6 @@ class WorkerRoutes:
         """Start to answer workers.
 
         Args:
-            key: worker key.
             lease_s: seconds until a lease expires unless it is renewed.
             url: URL at which workers reach the model; empty: the URL of their claim.
         """
@@ -170,23 +168,6 @@ class WorkerRoutes:
             do = "send that of keys.json in the run's folder"
             raise WrongKey(str(refusal("API key", "the run's worker key", "another", do)))
         return self.leases
-
-
-def listen_on(host: str, port: int) -> socket.socket:
-    """Return a listening socket.
-
-    Raises:
-        BadInput: the address is in use or not of this machine.
-    """
-    try:
-        family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.create_server((host, port), family=family, backlog=2048)
-    except (OSError, OverflowError, UnicodeError) as error:
-        do = "choose another rollout.gateway.listen"
-        raise refusal(f"{host}:{port}", "a free address of this machine", str(error), do) from error
-    # asyncio sets this for its own sockets alone; the head and the body of a response are two writes
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listening
 
 
 def reachable_host(host: str) -> str:

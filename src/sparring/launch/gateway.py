@@ -1,16 +1,19 @@
-"""Gateway in a process of its own: it passes the connections of agent programs on to the run's process."""
+"""Gateway in a process of its own: it hands its clients to the run's process, and answers them while that is away."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+from starlette.types import ASGIApp, Receive, Scope, Send
+
 from sparring.errors import BadInput, InfraError, refusal
-from sparring.gateway.proxy import ProxyServer, RunSocket
-from sparring.gateway.run_socket import SOCKET, Word
+from sparring.gateway.refusals import dialect_of, refusal_response, with_request_ids
+from sparring.gateway.run_socket import SOCKET, Word, connect_to_run, hand_over, next_word
+from sparring.gateway.serving import BoundedServer, listen_on, server_settings
 
 AGAIN_S = 1.0
 """Seconds between two attempts to find the process that resumes a run."""
@@ -32,60 +35,80 @@ def serve_gateway(folder: Path, host: str, port: int, say: Callable[[str], None]
     if not (folder / SOCKET).is_socket():
         do = "start the run first, with the address of this gateway as rollout.gateway.url"
         raise refusal(str(folder), "a run that is going on and has a gateway", f"no {SOCKET} in it", do)
-    try:
-        family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.create_server((host, port), family=family, backlog=2048)
-    except (OSError, OverflowError, UnicodeError) as error:
-        raise refusal(f"{host}:{port}", "a free address", str(error), "choose another --host or --port") from error
-    shown = f"[{host}]" if ":" in host else host
-    with listening:
-        asyncio.run(_serve(folder, listening, f"http://{shown}:{listening.getsockname()[1]}", say))
+    asyncio.run(_serve(folder, host, port, say))
 
 
-async def _serve(folder: Path, listening: socket.socket, url: str, say: Callable[[str], None]) -> None:
-    run = RunSocket(folder)
+async def _serve(folder: Path, host: str, port: int, say: Callable[[str], None]) -> None:
     try:
-        words = run.words()
-        await anext(words)
+        control = await connect_to_run(folder)
     except InfraError as error:
         raise BadInput(
             str(refusal(str(folder), "a run that is going on", str(error), "start the run first"))
         ) from error
-    say(f"gateway of {folder} on {url}")
-    server = ProxyServer(run)
-    attending = asyncio.create_task(_attend(run, words, say))
-    attending.add_done_callback(lambda task: setattr(server, "should_exit", True))
-    try:
-        await server.serve(sockets=[listening])
-        followed = attending.done() and attending.result() is Word.FOLLOWED
-    finally:
-        attending.cancel()
-        await asyncio.gather(attending, return_exceptions=True)
-        run.close()
+    with control, listen_on(host, port, "choose another --host or --port") as listening:
+        shown = f"[{host}]" if ":" in host else host
+        begun = f"gateway of {folder} on http://{shown}:{listening.getsockname()[1]}"
+        server = BoundedServer(server_settings(_away()))
+        attending = asyncio.create_task(_attend(folder, control, listening, server, begun, say))
+        attending.add_done_callback(lambda task: setattr(server, "should_exit", True))
+        try:
+            await server.serve()
+            followed = attending.done() and attending.result() is Word.FOLLOWED
+        finally:
+            attending.cancel()
+            await asyncio.gather(attending, return_exceptions=True)
     if followed:
         raise InfraError(f"{folder}: another gateway has begun for this run, and answers in the place of this one")
     say(f"{folder}: the run is over")
 
 
-async def _attend(run: RunSocket, words: AsyncGenerator[Word], say: Callable[[str], None]) -> Word:
-    """Return the last message of a run, over all processes that resume it.
+async def _attend(
+    folder: Path,
+    control: socket.socket,
+    listening: socket.socket,
+    server: BoundedServer,
+    begun: str,
+    say: Callable[[str], None],
+) -> Word:
+    """Return the last word of a run, over all processes that resume it.
 
     Args:
-        run: socket of the run.
-        words: messages of the run's process after the first.
-        say: called with sentences for the user.
+        control: connection to the run's process, which is ready.
+        listening: socket that is handed over to each process of the run.
+        server: server that attends the socket while there is none.
+        begun: first sentence for the user.
     """
     there = True
     while True:
-        with suppress(InfraError):
-            async with aclosing(words):  # else it would be closed at the same time as its source
-                async for word in words:
-                    if word is not Word.BEGUN:
-                        return word
-                    there = True
-                    say("the run goes on")
+        with suppress(InfraError), control:
+            await hand_over(control, listening)
+            while (word := await next_word(control)) is Word.BEGUN:
+                server.leave(listening)
+                say(begun)
+                there, begun = True, "the run goes on"
+            return word
+        server.attend(listening)
         if there:
             say("the run's process has ended; programs are answered again when the run goes on")
         there = False
+        control = await _connect_again(folder)
+
+
+async def _connect_again(folder: Path) -> socket.socket:
+    """Wait for the process that resumes a run; return the connection to it."""
+    while True:
         await asyncio.sleep(AGAIN_S)
-        words = run.words()
+        with suppress(InfraError):
+            return await connect_to_run(folder)
+
+
+def _away() -> ASGIApp:
+    """Return the ASGI application that answers while the run's process is away."""
+    error = InfraError("the run's process is away; send the request again")
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        response = refusal_response(dialect_of(scope), error)
+        response.headers["connection"] = "close"  # the next request may reach the run
+        await response(scope, receive, send)
+
+    return with_request_ids(answer)

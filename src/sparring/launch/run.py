@@ -323,9 +323,9 @@ async def answered_outside(
 
             await stack.enter_async_context(outside(config.rollout, folder, tell, gateway, keys_of))
         if gateway:
-            from sparring.gateway.proxied import proxied
+            from sparring.gateway.handover import behind_gateway
 
-            await stack.enter_async_context(proxied(folder, gateway, partial(tell, "gateway")))
+            await stack.enter_async_context(behind_gateway(folder, gateway, partial(tell, "gateway")))
         yield
 
 

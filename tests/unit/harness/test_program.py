@@ -17,7 +17,7 @@ import pytest
 from folder import FolderWorld, folder_task
 
 from sparring.errors import BadInput
-from sparring.gateway.proxied import proxied
+from sparring.gateway.handover import behind_gateway
 from sparring.gateway.server import open_door
 from sparring.generation import GenerateRequest
 from sparring.harness.by_environment import mounts_of
@@ -127,7 +127,7 @@ def test_a_program_in_a_box_reaches_a_gateway_in_another_process(bench: Bench, t
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     held = AsyncExitStack()
-    bench.runner.run(held.enter_async_context(proxied(tmp_path, f"http://127.0.0.1:{port}")))
+    bench.runner.run(held.enter_async_context(behind_gateway(tmp_path, f"http://127.0.0.1:{port}")))
     words = (sys.executable, "-m", "sparring.cli.main", "gateway", str(tmp_path), "--port", port)
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -40,11 +40,7 @@ def tools_in(tools: Any) -> tuple[tuple[ToolSpec, ...], frozenset[str]]:
 
 
 def read_call(data: Mapping[str, Any], where: str) -> ToolCall:
-    """Read a call in a conversation.
-
-    Raises:
-        BadInput: the call is malformed.
-    """
+    """Read a call in a conversation."""
     kind = "custom" if data.get("type") == "custom" else "function"
     inner = typed(data.get(kind), f"{where}.{kind}", dict, "a tool's name and what it is given")
     id = typed(data.get("id"), f"{where}.id", str, "an id")
@@ -77,11 +73,7 @@ def _read_tool(tool: Mapping[str, Any], kind: str, where: str) -> ToolSpec:
 
 
 def tool_name(choice: Mapping[str, Any], where: str) -> str:
-    """Return the name of a tool that a choice names.
-
-    Raises:
-        BadInput: the choice is malformed.
-    """
+    """Return the name of a tool that a choice names."""
     kind = "custom" if choice.get("type") == "custom" else "function"
     tool = typed(choice.get(kind), f"{where}.{kind}", dict, "a tool")
     return str(typed(tool.get("name"), f"{where}.{kind}.name", str, "a name"))

@@ -48,11 +48,7 @@ def format_in(format: Any, where: str, *, kinds: Sequence[str] = KINDS, inside: 
 
 
 def schema_in(schema: Any, where: str) -> Constraint:
-    """Return the constraint of a JSON schema.
-
-    Raises:
-        BadInput: it is not an object.
-    """
+    """Return the constraint of a JSON schema."""
     return Constraint(kind="json_schema", source=json.dumps(typed(schema, where, dict, "a JSON schema")))
 
 
@@ -62,13 +58,9 @@ def forced_call(
     """Return the constraint of a reply that must call.
 
     Args:
-        tools: tools of the request.
         names: names of the tools that may be called; None: all.
         parallel: whether the reply may have several calls.
         where: field of the choice, for refusals.
-
-    Raises:
-        BadInput: there is no tool to call, or a name is unknown.
     """
     return _constraint(_choose(tools, names, where), parallel, text=False)
 
@@ -87,14 +79,9 @@ def allowed_calls(
     The prompt shows all tools regardless, so that it continues the conversation.
 
     Args:
-        tools: tools of the request.
-        names: names of the tools that may be called.
         parallel: whether the reply may have several calls.
         validated: whether arguments must match their schemas, whatever tools are chosen.
         where: field of the choice, for refusals.
-
-    Raises:
-        BadInput: there is no tool to call, or a name is unknown.
     """
     chosen = _choose(tools, names, where)
     return None if len(chosen) == len(tools) and not validated else _constraint(chosen, parallel, text=True)

@@ -127,7 +127,6 @@ class Dialect(Protocol):
         """Write an answer that is not streamed.
 
         Args:
-            client_request: request to answer.
             replies: reply of each sample.
             bytes_of: function from a token id to its bytes.
         """

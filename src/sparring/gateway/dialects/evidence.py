@@ -37,7 +37,6 @@ def evidence_of(call: ClientCall, noted: tuple[str, ...], handle: str = "") -> E
     """Return the evidence of a request.
 
     Args:
-        call: request with its headers.
         noted: fields of the body that have no effect; their values are recorded.
         handle: id of the reply that the request continues; empty if it names none.
     """

@@ -73,13 +73,9 @@ def objects_in(values: Any, where: str, expected: str, one: str) -> PlacedObject
     """Yield the objects of a list, each with its place.
 
     Args:
-        values: list of a request.
         where: place of the list.
         expected: description of the list, for the refusal.
         one: description of an object.
-
-    Raises:
-        BadInput: the value is not a list of objects.
     """
     for at, value in enumerate(typed(values, where, list, expected)):
         place = f"{where}[{at}]"
@@ -90,26 +86,16 @@ def optional(values: Mapping[str, Any], name: str, kind: type, expected: str, de
     """Return an optional value of a request, or the default.
 
     Args:
-        values: values by name.
-        name: name of the value.
-        kind: required type.
         expected: description of the type, for the refusal.
         default: value if the request has none, or null.
         before: place of `values` in the request, with a dot at the end.
-
-    Raises:
-        BadInput: the value has another type.
     """
     value = values.get(name)
     return default if value is None else typed(value, f"{before}{name}", kind, expected)
 
 
 def flag_in(values: Mapping[str, Any], name: str, before: str = "") -> bool:
-    """Return an optional boolean of a request; the default is False.
-
-    Raises:
-        BadInput: the value is not a boolean.
-    """
+    """Return an optional boolean of a request; the default is False."""
     return bool(optional(values, name, bool, "true or false", False, before))
 
 
@@ -153,11 +139,7 @@ def text_in(value: str, where: str) -> str:
 
 
 def text_field(values: Mapping[str, Any], name: str, where: str, expected: str = "text") -> str:
-    """Return a required text of an object at the place `where`.
-
-    Raises:
-        BadInput: the value is not a text that UTF-8 can encode.
-    """
+    """Return a required text of an object at the place `where`."""
     return text_in(typed(values.get(name), f"{where}.{name}", str, expected), f"{where}.{name}")
 
 

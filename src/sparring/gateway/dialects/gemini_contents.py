@@ -52,9 +52,6 @@ def conversation_in(contents: Any) -> tuple[list[Placed], str]:
 def with_call_ids(conversation: Sequence[Placed]) -> list[Placed]:
     """Assign an id to each call that has none, and find the call of each answer: by id, or else the first unanswered
     call with the answer's name.
-
-    Raises:
-        BadInput: an answer matches no call.
     """
     named: list[Placed] = []
     waiting: list[ToolCall] = []
@@ -75,11 +72,7 @@ def with_call_ids(conversation: Sequence[Placed]) -> list[Placed]:
 
 
 def text_of(content: Any, where: str) -> str:
-    """Return the text of a content, which may be a single part or have parts.
-
-    Raises:
-        BadInput: a part is not text.
-    """
+    """Return the text of a content, which may be a single part or have parts."""
     typed(content, where, dict, "a content")
     parts = content.get("parts", [content] if "text" in content else None)
     if isinstance(parts, dict):
@@ -113,9 +106,6 @@ def tools_in(tools: Any, leave_out: Collection[str]) -> tuple[ToolSpec, ...]:
 def json_schema(schema: Any, where: str) -> Any:
     """Convert a schema in Google's format, with types in upper case and `nullable`, to a JSON schema, at every depth. A
     JSON schema stays as it is.
-
-    Raises:
-        BadInput: it, or a schema inside it, is not a schema.
     """
     typed(schema, where, dict, "a schema")
     typed(schema.get("properties", {}), f"{where}.properties", dict, "schemas by name")

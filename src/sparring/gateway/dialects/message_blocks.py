@@ -53,11 +53,7 @@ def tools_in(tools: Any, leave_out: Collection[str]) -> tuple[tuple[ToolSpec, ..
 
 
 def system_in(system: Any) -> str:
-    """Return the text of `system`, which may be a list of blocks.
-
-    Raises:
-        BadInput: it is not text.
-    """
+    """Return the text of `system`, which may be a list of blocks."""
     if system is None or isinstance(system, str):
         return text_in(system or "", "system")
     texts = [_text(block, place) for place, block in objects_in(system, "system", "text or blocks", "a block")]
@@ -68,7 +64,6 @@ def conversation_in(messages: Any, loadable: Mapping[str, ToolSpec]) -> tuple[li
     """Read the messages of a conversation.
 
     Args:
-        messages: field of the request.
         loadable: tools with deferred loading by name; an answer that loads one shows it.
 
     Returns:

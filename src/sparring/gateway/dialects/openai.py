@@ -68,8 +68,6 @@ def read_choice(
     """Read the choice of tools.
 
     Args:
-        body: body of the request.
-        tools: tools of the request.
         name_of: function that returns the model's name for a chosen tool at a place.
         inside: field of the choice that has the allowed tools; empty if the choice itself has them.
 
@@ -121,7 +119,6 @@ def write_error(error: ClientError, conversation: str, too_long: str) -> dict[st
     """Write an error.
 
     Args:
-        error: error to write.
         conversation: field of the conversation; a prompt that is too long is reported as an error of this parameter.
         too_long: message for a prompt that is too long; empty for other errors.
     """
@@ -137,7 +134,6 @@ def freeform_tool(name: str, description: str, grammar: Mapping[str, Any] | None
 
     Args:
         name: name for the model.
-        description: description of the tool.
         grammar: `syntax` and `definition` of the input; None if any text is allowed.
     """
     if grammar is not None:
@@ -147,11 +143,7 @@ def freeform_tool(name: str, description: str, grammar: Mapping[str, Any] | None
 
 
 def freeform_call(id: str, name: str, input: str, where: str) -> ToolCall:
-    """Return a call of a freeform tool from a conversation.
-
-    Raises:
-        BadInput: UTF-8 cannot encode a text.
-    """
+    """Return a call of a freeform tool from a conversation."""
     id, name, input = (text_in(text, where) for text in (id, name, input))
     if id.startswith(UNREADABLE):
         return call_of(id.removeprefix(UNREADABLE), name, input)

@@ -30,14 +30,10 @@ def conversation_in(items: Sequence[Any], recall: Recall) -> tuple[list[Placed],
     output of another call of the reply. A second text begins another reply; if that is wrong, the recorder notices.
 
     Args:
-        items: items of the request.
         recall: function from a reply id to the conversation up to that reply, for items that are references.
 
     Returns:
         Messages, and the id of the last reply that an item's handle names; empty if no item names a reply.
-
-    Raises:
-        BadInput: an item is malformed or has a type that the model cannot read.
     """
     conversation: list[Placed | tuple[str, ReplyParts]] = []
     reply: ReplyParts | None = None  # last reply, while items may still belong to it

@@ -50,7 +50,6 @@ def tools_in(tools: Any, leave_out: Collection[str]) -> tuple[tuple[ToolSpec, ..
     """Read the tools of a request.
 
     Args:
-        tools: field of the request.
         leave_out: types of tools that are dropped.
 
     Returns:
@@ -94,11 +93,7 @@ def model_name(name: str, namespace: str | None) -> str:
 
 
 def read_call(item: Mapping[str, Any], where: str) -> ToolCall:
-    """Read a call in a conversation.
-
-    Raises:
-        BadInput: the call is malformed.
-    """
+    """Read a call in a conversation."""
     name = model_name(text_field(item, "name", where, "a name"), _namespace(item, where))
     id = text_field(item, "call_id", where, "an id")
     if item.get("type") == "function_call":

@@ -140,7 +140,6 @@ def _conversation(call: ClientCall, anew: bool) -> tuple[list[Placed], str]:
     """Return the messages of a request, and the id of the reply that the client says it continues, or an empty string.
 
     Args:
-        call: request of the client.
         anew: whether the request has instructions, which replace those of the earlier conversation.
     """
     body = call.body
