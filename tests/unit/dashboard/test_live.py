@@ -108,8 +108,9 @@ def test_a_search_holds_up_no_other_request(sample_run: Path) -> None:
 
     searching = threading.Event()
     assert ask("/rollouts") == 200
-    line = page._index.lines()[0]
-    page._index._lines[line.stage][line.shown["id"]] = dataclasses.replace(line, text=Searched(line.text))
+    index = page._index
+    line = index.lines()[0]
+    index._lines[line.stage][line.shown["id"]] = dataclasses.replace(line, text=Searched(line.text))
     with ThreadPoolExecutor() as pool:
         search = pool.submit(ask, "/rollouts?words=gcd")
         assert searching.wait(30) and ask("/figures") == ask("/rollouts") == 200
