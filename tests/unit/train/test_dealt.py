@@ -1,9 +1,8 @@
 """Gradients of parts that are dealt to ranks: added in the order of the parts, by whoever owns them."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
+from ranks import in_ranks
 from torch import nn
 
 from sparring.errors import OtherRankFailed
@@ -11,7 +10,6 @@ from sparring.train import exchange
 from sparring.train.blocks import BLOCK
 from sparring.train.config import TrainConfig
 from sparring.train.dealt import Dealt
-from sparring.train.gloo import GlooRanks, Meeting
 from sparring.train.measure import Measures
 from sparring.train.optimiser import Optimiser
 from sparring.train.parts import Part
@@ -38,14 +36,6 @@ def compute(parameters, rows):
     if part != 1:
         loss = loss + (parameters["sometimes"] * -0.0).sum()
     return Part(loss, lambda: Measures(0))
-
-
-def in_ranks(count, work):
-    """`work(ranks)` of every rank, each on a thread."""
-    meeting = Meeting()
-    with ThreadPoolExecutor(count) as pool:
-        made = [pool.submit(GlooRanks, rank, count, meeting.address, 30.0) for rank in range(count)]
-        return list(pool.map(work, [each.result() for each in made]))
 
 
 @pytest.mark.parametrize("count", [2, 3])

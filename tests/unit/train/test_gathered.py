@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from ranks import in_ranks
 
 from sparring.errors import BadInput, OtherRankFailed
 from sparring.model.attention import Packed
@@ -24,7 +23,7 @@ from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import tiny_model
 from sparring.train.config import TrainConfig
 from sparring.train.gathered import stages_of
-from sparring.train.gloo import GlooRanks, Meeting
+from sparring.train.gloo import GlooRanks
 from sparring.train.measure import Measures
 from sparring.train.optimiser import Optimiser
 from sparring.train.parts import Part
@@ -41,14 +40,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         hidden_size=64, num_layers=8, num_heads=2, num_kv_heads=2, head_dim=32, intermediate_size=192, max_positions=32
     )
     return create(init, 64, tmp_path_factory.mktemp("model") / "model", 3)
-
-
-def in_ranks(count: int, work: Callable[[GlooRanks], Any]) -> list[Any]:
-    """`work(ranks)` of every rank, each on a thread."""
-    meeting = Meeting()
-    with ThreadPoolExecutor(count) as pool:
-        made = [pool.submit(GlooRanks, rank, count, meeting.address, 30.0) for rank in range(count)]
-        return list(pool.map(work, [each.result() for each in made]))
 
 
 def sharded(folder: Path, ranks: GlooRanks, **settings: Any) -> tuple[CausalModel, Optimiser, ShardedWeights]:
