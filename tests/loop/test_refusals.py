@@ -182,13 +182,8 @@ def test_the_refusal_of_a_world_without_an_expert_names_the_ways_out(
     ("override", "where", "said"),
     [
         ("rl.stepps=3", "rl.stepps", "do you mean rl.steps?"),
-        ("sft.train.learning_rat=1.0", "sft.train.learning_rat", "do you mean sft.train.learning_rate?"),
-        ("rl.train.group_size=4", "rl.train.group_size", "do you mean rollout.group_size?"),
-        ("rl.train.learning_rate=fast", "rl.train.learning_rate", "expected a number"),
         ("rl.train.learning_rate=-1.0", "rl.train", "learning_rate must be above 0"),
-        ("rl.steps=many", "rl.steps", "expected an integer"),
         ("eval.tasks=-1", "eval", "tasks, no_tool_tasks, every and every_tasks must be 0 or more"),
-        ("run.device=tpu", "run.device", 'expected one of "auto", "cpu", "cuda"'),
         ("run.name=..", "run", "name must be one folder name"),
         ("run.name=", "run", "name must be one folder name"),
         ("models.policy.init.digits=2", "models.policy", "expected exactly one of `path`"),
