@@ -83,8 +83,15 @@ def test_functions_and_coroutine_functions_return(make: Make) -> None:
     assert run(main()) == [3, 3, 3, 0, 1, 2, 4]
 
 
-@pytest.mark.parametrize("error", [KeyError("k"), asyncio.CancelledError(), TimeoutError("t")])
-def test_what_is_raised_arrives(make: Make, error: BaseException) -> None:
+@pytest.mark.parametrize(
+    ("error", "arrives"),
+    [
+        *((error, type(error)) for error in (KeyError("k"), asyncio.CancelledError(), TimeoutError("t"))),
+        # what would end more than the call is an error of the call
+        *((error, RuntimeError) for error in (SystemExit(1), KeyboardInterrupt(), StopIteration(5))),
+    ],
+)
+def test_what_is_raised_arrives(make: Make, error: BaseException, arrives: type[BaseException]) -> None:
     def plainly() -> None:
         raise error
 
@@ -95,28 +102,9 @@ def test_what_is_raised_arrives(make: Make, error: BaseException) -> None:
     async def main() -> None:
         executor = make()
         for function in (plainly, awaited):
-            with pytest.raises(type(error)):
+            with pytest.raises(arrives):
                 await executor.run(function)
         assert await executor.run(plain, 1) == 1 and not executor.abandoned
-
-    run(main())
-
-
-@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), StopIteration(5)])
-def test_what_would_end_more_than_the_call_is_an_error_of_the_call(make: Make, error: BaseException) -> None:
-    def plainly() -> None:
-        raise error
-
-    async def awaited() -> None:
-        await asyncio.sleep(0)
-        raise error
-
-    async def main() -> None:
-        executor = make()
-        for function in (plainly, awaited):
-            with pytest.raises(RuntimeError):
-                await executor.run(function)
-        assert await executor.run(plain, 1) == 1
 
     run(main())
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import xxhash
+from stored import sql
 
 from sparring.errors import BadInput, SandboxError, SparringError
 from sparring.generation import Completion, GenerateRequest
@@ -279,7 +280,7 @@ def lives(folder: Path, ledger: Ledger, deaths: list[int]) -> dict[str, Any]:
             assert not ledger.again, "nor is a finished turn"
             assert not ledger.early, "nothing is sampled before all recorded steps are trained again"
             if not mortal.dead:
-                check(store, ledger)
+                check(store, folder, ledger)
                 return dict(life.source.state())
         finally:
             store.close()
@@ -297,7 +298,7 @@ def durable(store: SqliteStore) -> set[tuple[tuple[int, ...], int]]:
     return turns
 
 
-def check(store: SqliteStore, ledger: Ledger) -> None:
+def check(store: SqliteStore, folder: Path, ledger: Ledger) -> None:
     """Nothing lost, nothing doubled, no group too old, and the source as the log says."""
     groups = list(store.groups(stage="rl"))
     assert [group.index for group in groups] == list(range(STEPS * GROUPS))
@@ -320,7 +321,7 @@ def check(store: SqliteStore, ledger: Ledger) -> None:
         assert set(sampled) == {f"{group.id}/{place}" for place in range(SIZE)}
         assert len({r.id for r in (*group.rollouts, *group.failed)}) == len(sampled)
     assert [step for step, _ in store.metrics("rl")] == list(range(1, STEPS + 1))
-    assert not store._rows("SELECT rollout FROM turns WHERE rollout LIKE 'rl/%'"), "every turn is in a group"
+    assert not sql(folder, "SELECT rollout FROM turns WHERE rollout LIKE 'rl/%'"), "every turn is in a group"
 
 
 def long_run(folder: Path, steps: int) -> None:
@@ -368,7 +369,7 @@ def resumed(folder: Path, steps: int) -> tuple[int, float]:
         done = life.restore()
 
         async def redo() -> None:
-            life.engine._version = done
+            await life.engine.pull(replace(NOTHING, version=done))
             taken = 0
             async for group in life.scheduler.groups():
                 taken += 1

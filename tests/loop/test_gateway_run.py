@@ -19,6 +19,7 @@ import pytest
 from forked import Forked
 from forked import finished as ended
 from restarted_gateway import FATES, PROCESS
+from stored import sql
 
 from sparring.store.sqlite import SqliteStore
 
@@ -44,7 +45,7 @@ def outcome(folder: Path) -> tuple[Any, Any, Any]:
     """Return what a run sampled, what it earned, and the checksums of its weights. Left out are times, what the engine
     had in its cache, and notes of delivery: that a reply was delivered, nobody needs to say."""
     with closing(SqliteStore(folder / "store.sqlite", read_only=True)) as store:
-        assert not store._rows("SELECT rollout FROM turns"), "every turn is in a group"
+        assert not sql(folder, "SELECT rollout FROM turns"), "every turn is in a group"
         groups = list(store.groups(stage="rl"))
         trajectories = [t for group in groups for rollout in group.rollouts for t in rollout.trajectories]
         assert not [s for t in trajectories for s in t.segments if s.delivered is False]

@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from stored import sql
 
 from sparring.store.sqlite import SqliteStore
 
@@ -72,4 +73,4 @@ def test_twenty_kills_lose_and_double_nothing(given: Path, tmp_path: Path, seed:
         trained = [entry.data["groups"] for _, entry in store.entries("rl", kinds=["trained"])]
         assert trained == [[f"rl/{GROUPS * step + n}" for n in range(GROUPS)] for step in range(STEPS)]
         assert [step for step, _ in store.metrics("rl")] == list(range(1, STEPS + 1))
-        assert not store._rows("SELECT rollout FROM turns"), "every turn is in a group"
+        assert not sql(folder, "SELECT rollout FROM turns"), "every turn is in a group"

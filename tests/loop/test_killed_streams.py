@@ -21,6 +21,7 @@ import msgspec
 import pytest
 from forked import Forked
 from killed_client import KILL_AT
+from stored import sql
 
 from sparring.engine.adapters.remote_client import RemoteClient
 from sparring.gateway.server import Door, open_door
@@ -177,7 +178,7 @@ def outcome(folder: Path) -> tuple[list[Any], dict[str, str]]:
     """Return what a run sampled, and the checksums of its weights: without times, and without the tokens that the
     engine had in its cache, which ends with its process."""
     with closing(SqliteStore(folder / "store.sqlite", read_only=True)) as store:
-        assert not store._rows("SELECT rollout FROM turns"), "every turn is in a group"
+        assert not sql(folder, "SELECT rollout FROM turns"), "every turn is in a group"
         sampled = [
             [
                 (t.id, t.segments, replace(t.usage, cached_tokens=0))

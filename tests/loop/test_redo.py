@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from stored import sql
 
 from sparring.cli.main import main
 from sparring.store.codec import decode, encode
@@ -55,7 +56,7 @@ def check_whole(folder: Path) -> None:
         assert admitted == [f"rl/{index}" for index in range(STEPS * GROUPS)]
         trained = [entry.data["groups"] for _, entry in store.entries("rl", kinds=["trained"])]
         assert trained == [[f"rl/{GROUPS * step + n}" for n in range(GROUPS)] for step in range(STEPS)]
-        assert not store._rows("SELECT rollout FROM turns")
+        assert not sql(folder, "SELECT rollout FROM turns")
     assert [name for name, _ in checksums(folder)] == [f"rl@{step}" for step in range(1, STEPS + 1)]
 
 
@@ -75,8 +76,7 @@ def test_other_bits_end_the_run_which_goes_on_by_sampling_again(
     check_whole(folder)
     assert checksums(folder)[:EVERY] == before[:EVERY]
     assert "steps 3 to 4 are sampled and trained again: run.redo is sample" in (folder / "metrics.jsonl").read_text()
-    with closing(SqliteStore(folder / "store.sqlite", read_only=True)) as store:
-        ((dropped,),) = store._rows("SELECT count(*) FROM groups WHERE superseded = 1")
+    [(dropped,)] = sql(folder, "SELECT count(*) FROM groups WHERE superseded = 1")
     assert dropped == (STEPS - EVERY) * GROUPS, "they stay in the file"
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from stored import sql
 
 from sparring.cli.main import main
 from sparring.log import step_name
@@ -139,10 +140,9 @@ def test_another_bit_is_named(run: Path, tmp_path: Path, capsys: pytest.CaptureF
     shutil.copytree(run, folder)
     store = SqliteStore(folder / "store.sqlite")
     rollout = nudged(store.load("rl/2/1"))
-    with store._transaction():
-        data = encode(StoredRollout.of(rollout, rollout.task))
-        store._database.execute("UPDATE rollouts SET data = ? WHERE id = 'rl/2/1'", (data,))
     store.close()
+    data = encode(StoredRollout.of(rollout, rollout.task))
+    sql(folder, "UPDATE rollouts SET data = ? WHERE id = 'rl/2/1'", data)
     text = said(capsys, str(folder), code=1)
     assert ", position 7: logprob -0x" in text and text.endswith("DIFFERENT\n")
     assert next(line for line in text.splitlines() if "position" in line).startswith("rl/2/1, segment ")
@@ -157,11 +157,9 @@ def test_other_weights_are_named(run: Path, tmp_path: Path, capsys: pytest.Captu
     digests = bytearray(entry.data["digests"])
     digests[8] ^= 1
     store.record(replace(entry, data={"checksum": "0" * 32, "digests": bytes(digests)}))
-    with store._transaction():
-        store._database.execute(
-            "DELETE FROM log WHERE row = (SELECT min(row) FROM log WHERE name = ? AND kind = 'published')", (name,)
-        )
     store.close()
+    first = "SELECT min(row) FROM log WHERE name = ? AND kind = 'published'"
+    sql(folder, f"DELETE FROM log WHERE row = ({first})", name)
     text = said(capsys, str(folder), "--no-sampling", code=1)
     assert "rl step 2: expected the weights" in text and "first in tensor model." in text
     assert text.endswith("DIFFERENT\n")

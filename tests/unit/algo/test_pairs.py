@@ -1,29 +1,17 @@
 """Pairs of a policy's own rollouts: who is compared with whom, and where every token goes."""
 
 import pytest
+from segments import sampled
 
 from sparring.algo.credit.pairs import Pairs
 from sparring.batch.batches import assemble
 from sparring.batch.flatten import flatten
-from sparring.generation import Runs, Sampling
+from sparring.generation import Sampling
 from sparring.types import Group, Outcome, Rollout, Score, Segment, Task, Trajectory
 
 TASK = Task(id="t", env="e", messages=())
+WARM = Sampling(temperature=0.5)
 DONE = Outcome(kind="completed", reason="answered")
-
-
-def sampled(index, parent, tokens):
-    count = len(tokens)
-    return Segment(
-        index=index,
-        parent=parent,
-        source="policy",
-        tokens=tokens,
-        model="policy",
-        logprobs=(-0.5,) * count,
-        versions=Runs.of(0, count),
-        sampling=Sampling(temperature=0.5),
-    )
 
 
 def group_of(rewards, *, answers=None):
@@ -32,10 +20,10 @@ def group_of(rewards, *, answers=None):
     for n in range(len(rewards)):
         segments = [
             Segment(index=0, parent=None, source="prompt", tokens=(1, 2)),
-            sampled(1, 0, tuple(range(10, 11 + n))),
+            sampled(1, 0, range(10, 11 + n), sampling=WARM),
         ]
         if answers and n in answers:
-            segments.append(sampled(2, 0, answers[n]))
+            segments.append(sampled(2, 0, answers[n], sampling=WARM))
         trajectory = Trajectory(id=f"g/{n}", task="t", role="policy", segments=tuple(segments), outcome=DONE)
         rollouts.append(
             Rollout(id=f"g/{n}", task=TASK, index=n, attempt=0, purpose="train", trajectories=(trajectory,))

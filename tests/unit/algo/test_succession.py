@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from segments import sampled
 
 from sparring.algo.credit.succession import succession
-from sparring.generation import Runs
 from sparring.types import Evidence, Fork, Outcome, Segment, Trajectory
 
 DONE = Outcome(kind="completed", reason="answered")
@@ -29,14 +29,11 @@ class Talk:
             said = replace(said, quotes=tuple(self.replies[q] for q in quotes))
             self.segments.append(replace(said, fork=fork and Fork(reason=fork, of=left, agent=agent)))
             parent = said.index
-        reply = Segment(
-            index=len(self.segments),
-            parent=parent,
-            source="policy",
-            tokens=(2,),
-            model="policy",
+        reply = sampled(
+            len(self.segments),
+            parent,
+            (2,),
             logprobs=(-1.0,),
-            versions=Runs.of(0, 1),
             label=label,
             evidence=Evidence(agent=agent) if agent else None,
         )

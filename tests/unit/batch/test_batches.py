@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from segments import sampled
 
 from sparring.algo.config import AlgoConfig, named
 from sparring.algo.credit.pairs import Pairs
@@ -29,14 +30,13 @@ def given_tokens(index, parent, tokens):
 
 
 def policy_segment(index, parent, tokens, *, model="policy", version=0, **how):
-    return Segment(
-        index=index,
-        parent=parent,
-        source="policy",
-        tokens=tokens,
+    return sampled(
+        index,
+        parent,
+        tokens,
+        version=version,
         model=model,
         logprobs=tuple(-0.1 * token for token in tokens),
-        versions=Runs.of(version, len(tokens)),
         kv_versions=Runs.of(version, len(tokens)),
         sampling=Sampling(**how),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from segments import sampled
+
 from sparring.batch.flatten import flatten
 from sparring.generation import Runs, Sampling
 from sparring.types import (
@@ -22,17 +24,7 @@ def turn(index: int, fork: ForkReason | None) -> list[Segment]:
     runs, made = Runs.of(0, 2), None if fork is None else Fork(reason=fork)
     return [
         Segment(index=index, parent=None, source="prompt", tokens=(1, 2), fork=made),
-        Segment(
-            index=index + 1,
-            parent=index,
-            source="policy",
-            tokens=(3, 4),
-            model="policy",
-            logprobs=(-1.0, -1.0),
-            versions=runs,
-            kv_versions=runs,
-            sampling=Sampling(),
-        ),
+        sampled(index + 1, index, (3, 4), logprobs=(-1.0, -1.0), versions=runs, kv_versions=runs, sampling=Sampling()),
     ]
 
 

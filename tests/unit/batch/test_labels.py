@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from segments import sampled
 
 from sparring.algo.aggregation import aggregated, denominator
 from sparring.algo.config import AlgoConfig
@@ -14,7 +15,6 @@ from sparring.algo.credit.pairs import Pairs
 from sparring.algo.pipeline import load_credit
 from sparring.batch.batches import assemble
 from sparring.batch.flatten import flatten
-from sparring.generation import Runs
 from sparring.types import Group, Outcome, Rollout, Score, Segment, Task, TokenAccount, Trajectory
 
 TASK = Task(id="t", env="e", messages=())
@@ -47,18 +47,7 @@ def trajectory(id, drawn):
         tokens = tuple(range(token, token + count))
         token += count
         at.append(len(segments))
-        segments.append(
-            Segment(
-                index=len(segments),
-                parent=parent,
-                source="policy",
-                tokens=tokens,
-                model=model,
-                logprobs=(-0.5,) * count,
-                versions=Runs.of(0, count),
-                label=label,
-            )
-        )
+        segments.append(sampled(len(segments), parent, tokens, model=model, label=label))
     return Trajectory(id=id, task="t", role="policy", segments=tuple(segments), outcome=DONE)
 
 

@@ -80,7 +80,7 @@ def test_a_stage_ends_when_the_process_of_a_lost_engine_is_given_up(
     closed.append(dying := process(DYING, tmp_path))
     ended = Ended()
     kept = KeptEngines([dying], key="", within_s=WAIT_S, dead=ended)
-    kept._by_url[URL] = dying
+    assert kept.find() == [URL]
 
     async def scenario() -> None:
         engine = RemoteEngine(URL, awaited=True)
@@ -101,16 +101,17 @@ def test_an_engine_that_is_given_up_leaves_the_run_to_those_that_serve(
     ended = Ended()
     kept = KeptEngines([dying], key="", within_s=WAIT_S, dead=ended)
     engine, other = (RemoteEngine(url, awaited=True) for url in (URL, f"{URL}1"))
-    kept._by_url[URL] = dying
+    assert kept.find() == [URL]
     kept.fleet = Fleet([other], absent=[engine], keeper=kept)
 
     async def scenario() -> None:
         async with asyncio.timeout(WAIT_S), ended.within():
-            for _ in range(3):
-                while not kept._told or kept._sought:
-                    kept.lost(engine)
-                    await asyncio.sleep(0)
+            while not caplog.records or kept.free:
                 kept.lost(engine)
+                await asyncio.sleep(0)
+            for _ in range(1000):
+                kept.lost(engine)
+                await asyncio.sleep(0)
             kept.fleet = None
             while True:
                 kept.lost(engine)

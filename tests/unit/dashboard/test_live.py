@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
+from stored import groups_of
 
 from sparring.cli.main import main
 from sparring.dashboard.live import ROWS, LivePage
 from sparring.store.sqlite import SqliteStore
-from sparring.types import Group
 
 HERE = "http://127.0.0.1:8080"
 
@@ -28,14 +28,6 @@ def reader(sample_run: Path) -> TestClient:
     client = TestClient(LivePage(sample_run, "127.0.0.1", "secret").application(), base_url=HERE)
     assert client.get("/", params={"key": "secret"}).status_code == 200
     return client
-
-
-def _groups(run: Path) -> list[Group]:
-    store = SqliteStore(run / "store.sqlite", read_only=True)
-    try:
-        return list(store.groups(stage="rl"))
-    finally:
-        store.close()
 
 
 def test_only_who_has_the_key_is_let_in_and_only_under_the_servers_name(sample_run: Path) -> None:
@@ -55,7 +47,7 @@ def test_the_key_does_not_stay_in_the_address(sample_run: Path) -> None:
 
 
 def test_every_rollout_is_listed_once_and_can_be_opened(sample_run: Path, reader: TestClient) -> None:
-    recorded = [r.id for g in _groups(sample_run) for r in (*g.rollouts, *g.failed)]
+    recorded = [r.id for g in groups_of(sample_run) for r in (*g.rollouts, *g.failed)]
     listed: list[str] = []
     while True:
         answer = reader.get("/rollouts", params={"after": len(listed)}).json()
@@ -72,7 +64,7 @@ def test_every_rollout_is_listed_once_and_can_be_opened(sample_run: Path, reader
 
 
 def test_a_search_looks_at_tasks_questions_and_answers(sample_run: Path, reader: TestClient) -> None:
-    groups = _groups(sample_run)
+    groups = groups_of(sample_run)
 
     def found(**query: str) -> int:
         return reader.get("/rollouts", params=query).json()["found"]
@@ -108,8 +100,9 @@ def test_a_search_holds_up_no_other_request(sample_run: Path) -> None:
 
     searching = threading.Event()
     assert ask("/rollouts") == 200
-    line = page._index.lines()[0]
-    page._index._lines[line.stage][line.shown["id"]] = dataclasses.replace(line, text=Searched(line.text))
+    index = page._index
+    line = index.lines()[0]
+    index._lines[line.stage][line.shown["id"]] = dataclasses.replace(line, text=Searched(line.text))
     with ThreadPoolExecutor() as pool:
         search = pool.submit(ask, "/rollouts?words=gcd")
         assert searching.wait(30) and ask("/figures") == ask("/rollouts") == 200
@@ -118,7 +111,7 @@ def test_a_search_holds_up_no_other_request(sample_run: Path) -> None:
 
 
 def test_what_is_recorded_while_somebody_looks_is_shown(sample_run: Path, tmp_path: Path) -> None:
-    group, *others = _groups(sample_run)
+    group, *others = groups_of(sample_run)
     store = SqliteStore(tmp_path / "store.sqlite")
     store.append(group, stage="rl")
     reader = TestClient(LivePage(tmp_path, "127.0.0.1", "k").application(), base_url=HERE)

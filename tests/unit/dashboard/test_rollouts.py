@@ -2,24 +2,16 @@
 
 from pathlib import Path
 
+from stored import groups_of
+
 from sparring.algo.config import AlgoConfig
 from sparring.algo.credit.grpo import Grpo
 from sparring.algo.pipeline import load_credit
 from sparring.dashboard.rollouts import group_advantages, group_entries
-from sparring.store.sqlite import SqliteStore
-from sparring.types import Group
-
-
-def _groups(run: Path) -> list[Group]:
-    store = SqliteStore(run / "store.sqlite", read_only=True)
-    try:
-        return list(store.groups(stage="rl"))
-    finally:
-        store.close()
 
 
 def test_advantages_stand_on_sampled_tokens_only(sample_run: Path) -> None:
-    mixed = next(g for g in _groups(sample_run) if len({s.reward for s in g.scores}) == 2)
+    mixed = next(g for g in groups_of(sample_run) if len({s.reward for s in g.scores}) == 2)
     advantages = group_advantages(mixed, load_credit(AlgoConfig(credit=Grpo(normalise=False)), seed=0), "policy")
     mean = sum(s.reward for s in mixed.scores) / 4
     for rollout, score in zip(mixed.rollouts, mixed.scores, strict=True):
@@ -30,14 +22,14 @@ def test_advantages_stand_on_sampled_tokens_only(sample_run: Path) -> None:
 
 
 def test_a_group_without_variance_has_none(sample_run: Path) -> None:
-    same = next(g for g in _groups(sample_run) if len({s.reward for s in g.scores}) == 1)
+    same = next(g for g in groups_of(sample_run) if len({s.reward for s in g.scores}) == 1)
     assert group_advantages(same, load_credit(AlgoConfig(zero_variance_filter=True), seed=0), "policy") == {}
     unfiltered = group_advantages(same, load_credit(AlgoConfig(), seed=0), "policy")
     assert unfiltered and not any(any(of) for of in unfiltered.values())
 
 
 def test_entries_are_the_best_the_worst_and_the_failed(sample_run: Path) -> None:
-    group = next(g for g in _groups(sample_run) if g.failed and len({s.reward for s in g.scores}) == 2)
+    group = next(g for g in groups_of(sample_run) if g.failed and len({s.reward for s in g.scores}) == 2)
     worst, best, failed = group_entries(group, ["first"], "rl", {})
     assert (worst["reward"], best["reward"], failed["reward"]) == (0.0, 1.0, None)
     assert failed["failure"]["error"] == "SandboxError" and failed["outcome"] == "infra_failed"

@@ -227,7 +227,7 @@ def test_a_dropped_adapter_finishes_running_requests_and_refuses_new_ones(run, s
             answer,
             fresh,
             await served_by(engine, states[0], "again", max_tokens=400),
-            list(engine._model.adapters.by_number),
+            list(engine.model.adapters.by_number),
         )
 
     answer, fresh, expected, placed = run(scenario)

@@ -14,6 +14,7 @@ from common.served import ServerThread
 
 from sparring.engine import wire
 from sparring.engine.adapters.remote import RemoteEngine
+from sparring.engine.adapters.weight_sender import WeightSender
 from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.errors import EngineError, WeightsError
@@ -94,8 +95,7 @@ def test_a_runs_adapter_travels_behind_its_base(empty: ServerThread, models: lis
 
 def posted(empty: ServerThread, state: dict[str, torch.Tensor], **changed: str) -> None:
     """Send files as a peer that checks nothing."""
-    engine = client(empty)
-    sender, link = engine._sender(), Http()
+    sender, link = WeightSender(empty.url, {}, 60.0), Http()
     ref = link.send(replace(reference(files.MODEL, 0, state), **changed), sender)
     sender.post("files", wire.encode(wire.files_form(ref, "float32", "exact")))
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from test_fleet import LENGTH, SILENT_S, TOKEN_S, Kept, Place, alone, ask, fleet, weights
+from virtual import on_virtual_clock
 
 from sparring.engine.fleet import CONVERSATIONS
 from sparring.engine.pieces import joined
 from sparring.errors import EngineError
 from sparring.generation import Completion, Delta, GenerateRequest
-from sparring.testing.clock import run_virtual
 from sparring.types import WeightRef
 
 
@@ -21,7 +21,8 @@ async def pieces_of(stream: AsyncIterator[Delta | Completion]) -> list[Any]:
     return [piece async for piece in stream]
 
 
-def test_an_abort_of_a_request_that_is_between_two_engines_ends_it() -> None:
+@on_virtual_clock
+async def test_an_abort_of_a_request_that_is_between_two_engines_ends_it() -> None:
     """Its connection is broken, and nobody knows yet whether its engine is lost."""
 
     class Unplugged(Place):
@@ -30,35 +31,31 @@ def test_an_abort_of_a_request_that_is_between_two_engines_ends_it() -> None:
             self.running.clear()
             raise EngineError("connection reset")
 
-    async def main() -> None:
-        other = Place("other")
-        engines, told = fleet(Unplugged("one"), other)
-        answer = asyncio.create_task(engines.generate(ask("a")))
-        await asyncio.sleep(TOKEN_S + SILENT_S / 2)
-        assert not told
-        await engines.abort("a")
-        assert (await answer).finish_reason == "abort" and len((await answer).tokens) == 1 and not other.requests
-        await engines.close()
-
-    run_virtual(main())
+    other = Place("other")
+    engines, told = fleet(Unplugged("one"), other)
+    answer = asyncio.create_task(engines.generate(ask("a")))
+    await asyncio.sleep(TOKEN_S + SILENT_S / 2)
+    assert not told
+    await engines.abort("a")
+    assert (await answer).finish_reason == "abort" and len((await answer).tokens) == 1 and not other.requests
+    await engines.close()
 
 
-def test_a_turn_that_ended_before_its_abort_keeps_its_end() -> None:
-    async def main() -> None:
-        one = Place("one")
-        one.stops_after = LENGTH  # all tokens are told, and not that they are all
-        engines, _ = fleet(one, Place("other"))
-        answer = asyncio.create_task(engines.generate(ask("a")))
-        await asyncio.sleep((LENGTH + 2) * TOKEN_S)
-        await engines.abort("a")
-        assert await answer == await alone(ask("a"))
-        await engines.close()
-
-    run_virtual(main())
+@on_virtual_clock
+async def test_a_turn_that_ended_before_its_abort_keeps_its_end() -> None:
+    one = Place("one")
+    one.stops_after = LENGTH  # all tokens are told, and not that they are all
+    engines, _ = fleet(one, Place("other"))
+    answer = asyncio.create_task(engines.generate(ask("a")))
+    await asyncio.sleep((LENGTH + 2) * TOKEN_S)
+    await engines.abort("a")
+    assert await answer == await alone(ask("a"))
+    await engines.close()
 
 
 @pytest.mark.parametrize("asked", ["fork", "release", "drop"])
-def test_nobody_waits_longer_than_a_ping_for_an_engine_that_stands_still(asked: str) -> None:
+@on_virtual_clock
+async def test_nobody_waits_longer_than_a_ping_for_an_engine_that_stands_still(asked: str) -> None:
     class Still(Place):
         async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
             await self.running.wait()
@@ -70,25 +67,23 @@ def test_nobody_waits_longer_than_a_ping_for_an_engine_that_stands_still(asked: 
         async def drop(self, adapter: str) -> None:
             await self.running.wait()
 
-    async def main() -> None:
-        one = Still("one")
-        engines, _ = fleet(one, Place("other"))
-        stream = engines.stream(ask("a", talk="t"))
-        await anext(stream)
-        one.running.clear()
-        async with asyncio.timeout(3 * SILENT_S):
-            if asked == "fork":
-                with pytest.raises(EngineError, match="no answer"):
-                    await engines.fork("a", {"b": 1})
-            else:
-                await getattr(engines, asked)("t")
-        await stream.aclose()  # type: ignore[attr-defined]
-        await engines.close()
-
-    run_virtual(main())
+    one = Still("one")
+    engines, _ = fleet(one, Place("other"))
+    stream = engines.stream(ask("a", talk="t"))
+    await anext(stream)
+    one.running.clear()
+    async with asyncio.timeout(3 * SILENT_S):
+        if asked == "fork":
+            with pytest.raises(EngineError, match="no answer"):
+                await engines.fork("a", {"b": 1})
+        else:
+            await getattr(engines, asked)("t")
+    await stream.aclose()  # type: ignore[attr-defined]
+    await engines.close()
 
 
-def test_the_versions_of_a_turn_rise_where_its_engine_dies_during_an_update() -> None:
+@on_virtual_clock
+async def test_the_versions_of_a_turn_rise_where_its_engine_dies_during_an_update() -> None:
     """The first has committed the update, and sampled with it, when it dies; the other one is slower."""
 
     class Slow(Place):
@@ -96,38 +91,34 @@ def test_the_versions_of_a_turn_rise_where_its_engine_dies_during_an_update() ->
             await asyncio.sleep(6 * TOKEN_S)
             await super().pull(ref)
 
-    async def main() -> None:
-        one, other = Place("one"), Slow("other")
-        one.dies_after = 3
-        engines, _ = fleet(one, other)
-        answer = asyncio.create_task(pieces_of(engines.stream(ask("a"))))
-        await asyncio.sleep(1.5 * TOKEN_S)
-        await engines.pull(weights(1))
-        *deltas, _ = await answer
-        assert joined(deltas).versions.expand() == [0] * 2 + [1] * (LENGTH - 2)
-        await engines.close()
-
-    run_virtual(main())
+    one, other = Place("one"), Slow("other")
+    one.dies_after = 3
+    engines, _ = fleet(one, other)
+    answer = asyncio.create_task(pieces_of(engines.stream(ask("a"))))
+    await asyncio.sleep(1.5 * TOKEN_S)
+    await engines.pull(weights(1))
+    *deltas, _ = await answer
+    assert joined(deltas).versions.expand() == [0] * 2 + [1] * (LENGTH - 2)
+    await engines.close()
 
 
-def test_a_fleet_forgets_conversations_that_nobody_releases() -> None:
+@on_virtual_clock
+async def test_a_fleet_forgets_conversations_that_nobody_releases() -> None:
     class Brief(Place):
         async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
             return ()
 
-    async def main() -> None:
-        engines, _ = fleet(Brief("one"))
-        stream = engines.stream(ask("a"))
-        await anext(stream)
-        await engines.fork("a", dict.fromkeys(map(str, range(CONVERSATIONS + 10)), 1))
-        assert len(engines._homes) == CONVERSATIONS
-        await stream.aclose()  # type: ignore[attr-defined]
-        await engines.close()
-
-    run_virtual(main())
+    engines, _ = fleet(Brief("one"))
+    stream = engines.stream(ask("a"))
+    await anext(stream)
+    await engines.fork("a", dict.fromkeys(map(str, range(CONVERSATIONS + 10)), 1))
+    assert len(engines._homes) == CONVERSATIONS
+    await stream.aclose()  # type: ignore[attr-defined]
+    await engines.close()
 
 
-def test_a_closed_fleet_watches_nobody_and_loses_no_engine() -> None:
+@on_virtual_clock
+async def test_a_closed_fleet_watches_nobody_and_loses_no_engine() -> None:
     """Its requests fail, and their callers may still look after their engines."""
 
     class Closing(Place):
@@ -139,14 +130,11 @@ def test_a_closed_fleet_watches_nobody_and_loses_no_engine() -> None:
         async def close(self) -> None:
             self.dead = True
 
-    async def main() -> None:
-        kept = Kept()
-        engines, told = fleet(Closing("one"), Closing("other"), keeper=kept)
-        answer = asyncio.create_task(engines.generate(ask("a")))
-        await asyncio.sleep(2.5 * TOKEN_S)
-        await engines.close()
-        with pytest.raises(EngineError):
-            await answer
-        assert not told and not kept.lost_ones and not any("Fleet._watch" in repr(task) for task in asyncio.all_tasks())
-
-    run_virtual(main())
+    kept = Kept()
+    engines, told = fleet(Closing("one"), Closing("other"), keeper=kept)
+    answer = asyncio.create_task(engines.generate(ask("a")))
+    await asyncio.sleep(2.5 * TOKEN_S)
+    await engines.close()
+    with pytest.raises(EngineError):
+        await answer
+    assert not told and not kept.lost_ones and not any("Fleet._watch" in repr(task) for task in asyncio.all_tasks())

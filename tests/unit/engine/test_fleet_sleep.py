@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 from test_fleet import LENGTH, SILENT_S, TOKEN_S, Kept, Place, alone, ask, fleet, weights
+from virtual import on_virtual_clock
 
 from sparring.errors import EngineError, WeightsError
-from sparring.testing.clock import run_virtual
 from sparring.types import WeightRef
 
 
@@ -28,128 +28,114 @@ class Sleeper(Place):
         self.asleep = False
 
 
-def test_a_turn_of_an_engine_that_dies_in_its_sleep_goes_on_elsewhere() -> None:
-    async def main() -> None:
-        one, other = Sleeper("one"), Sleeper("other")
-        engines, told = fleet(one, other)
-        answer = asyncio.create_task(engines.generate(ask("a")))
-        await asyncio.sleep(3.5 * TOKEN_S)
-        await engines.sleep()
-        await engines.sleep()
-        one.dead = True
-        await asyncio.sleep(3 * SILENT_S)
-        assert not answer.done() and "one is left out" in told[0]
+@on_virtual_clock
+async def test_a_turn_of_an_engine_that_dies_in_its_sleep_goes_on_elsewhere() -> None:
+    one, other = Sleeper("one"), Sleeper("other")
+    engines, told = fleet(one, other)
+    answer = asyncio.create_task(engines.generate(ask("a")))
+    await asyncio.sleep(3.5 * TOKEN_S)
+    await engines.sleep()
+    await engines.sleep()
+    one.dead = True
+    await asyncio.sleep(3 * SILENT_S)
+    assert not answer.done() and "one is left out" in told[0]
+    await engines.wake(weights(1))
+    whole = await answer
+    assert whole.tokens == (await alone(ask("a"))).tokens and len(whole.tokens) == LENGTH
+    assert engines.version == 1 and engines.metrics["engines_now"] == 1
+    one.dead = False
+    await asyncio.sleep(2 * SILENT_S)
+    assert engines.metrics["engines_now"] == 2 and one.version == 1 and not one.asleep
+    await engines.close()
+
+
+@on_virtual_clock
+async def test_if_all_die_in_their_sleep_the_new_ones_wake() -> None:
+    one, other = Sleeper("one"), Sleeper("other")
+    engines, _ = fleet(one, other, keeper=Kept(restarts=True))
+    answer = asyncio.create_task(engines.generate(ask("a")))
+    await asyncio.sleep(3.5 * TOKEN_S)
+    await engines.sleep()
+    one.dead = other.dead = True
+    await asyncio.sleep(3 * SILENT_S)
+    assert engines.metrics["engines_now"] == 0  # they are started, and stay out
+    await engines.wake(weights(1))
+    assert engines.version == 1
+    assert len((await answer).tokens) == LENGTH
+    await engines.close()
+
+
+@on_virtual_clock
+async def test_without_a_keeper_it_does_not_wake_if_all_are_dead() -> None:
+    engines, _ = fleet(one := Sleeper("one"))
+    await engines.sleep()
+    one.dead = True
+    with pytest.raises(EngineError, match="connection refused"):
         await engines.wake(weights(1))
-        whole = await answer
-        assert whole.tokens == (await alone(ask("a"))).tokens and len(whole.tokens) == LENGTH
-        assert engines.version == 1 and engines.metrics["engines_now"] == 1
-        one.dead = False
-        await asyncio.sleep(2 * SILENT_S)
-        assert engines.metrics["engines_now"] == 2 and one.version == 1 and not one.asleep
-        await engines.close()
-
-    run_virtual(main())
+    await asyncio.sleep(2 * SILENT_S)
+    one.dead = False
+    await engines.wake(weights(1))
+    assert one.version == 1 and not one.asleep
+    await engines.close()
 
 
-def test_if_all_die_in_their_sleep_the_new_ones_wake() -> None:
-    async def main() -> None:
-        one, other = Sleeper("one"), Sleeper("other")
-        engines, _ = fleet(one, other, keeper=Kept(restarts=True))
-        answer = asyncio.create_task(engines.generate(ask("a")))
-        await asyncio.sleep(3.5 * TOKEN_S)
-        await engines.sleep()
-        one.dead = other.dead = True
-        await asyncio.sleep(3 * SILENT_S)
-        assert engines.metrics["engines_now"] == 0  # they are started, and stay out
-        await engines.wake(weights(1))
-        assert engines.version == 1
-        assert len((await answer).tokens) == LENGTH
-        await engines.close()
-
-    run_virtual(main())
-
-
-def test_without_a_keeper_it_does_not_wake_if_all_are_dead() -> None:
-    async def main() -> None:
-        engines, _ = fleet(one := Sleeper("one"))
-        await engines.sleep()
-        one.dead = True
-        with pytest.raises(EngineError, match="connection refused"):
-            await engines.wake(weights(1))
-        await asyncio.sleep(2 * SILENT_S)
-        one.dead = False
-        await engines.wake(weights(1))
-        assert one.version == 1 and not one.asleep
-        await engines.close()
-
-    run_virtual(main())
+@on_virtual_clock
+async def test_an_engine_that_comes_back_meanwhile_is_told_to_sleep() -> None:
+    one, other = Sleeper("one"), Sleeper("other")
+    engines, _ = fleet(one, other)
+    answers = [asyncio.create_task(engines.generate(ask(name))) for name in "ab"]
+    await asyncio.sleep(TOKEN_S / 2)
+    one.running.clear()
+    await asyncio.sleep(3 * SILENT_S)  # it is lost
+    assert engines.metrics["engines_now"] == 1
+    await engines.sleep()
+    one.running.set()
+    await asyncio.sleep(2 * SILENT_S)
+    assert one.asleep and engines.metrics["engines_now"] == 1
+    with pytest.raises(WeightsError, match="awake"):
+        await engines.pull(weights(1))
+    await engines.wake(weights(1))
+    await asyncio.gather(*answers)
+    await asyncio.sleep(2 * SILENT_S)
+    assert not one.asleep and engines.metrics["engines_now"] == 2 and {one.version, other.version} == {1}
+    await engines.close()
 
 
-def test_an_engine_that_comes_back_meanwhile_is_told_to_sleep() -> None:
-    async def main() -> None:
-        one, other = Sleeper("one"), Sleeper("other")
-        engines, _ = fleet(one, other)
-        answers = [asyncio.create_task(engines.generate(ask(name))) for name in "ab"]
-        await asyncio.sleep(TOKEN_S / 2)
-        one.running.clear()
-        await asyncio.sleep(3 * SILENT_S)  # it is lost
-        assert engines.metrics["engines_now"] == 1
-        await engines.sleep()
-        one.running.set()
-        await asyncio.sleep(2 * SILENT_S)
-        assert one.asleep and engines.metrics["engines_now"] == 1
-        with pytest.raises(WeightsError, match="awake"):
-            await engines.pull(weights(1))
-        await engines.wake(weights(1))
-        await asyncio.gather(*answers)
-        await asyncio.sleep(2 * SILENT_S)
-        assert not one.asleep and engines.metrics["engines_now"] == 2 and {one.version, other.version} == {1}
-        await engines.close()
-
-    run_virtual(main())
-
-
-def test_a_fleet_with_an_engine_that_cannot_sleep_stays_awake() -> None:
+@on_virtual_clock
+async def test_a_fleet_with_an_engine_that_cannot_sleep_stays_awake() -> None:
     class Awake(Sleeper):
         async def sleep(self) -> None:
             raise EngineError(f"{self.place}: expected an engine that can sleep")
 
-    async def main() -> None:
-        one, other = Awake("one"), Sleeper("other")
-        engines, _ = fleet(one, other)
-        with pytest.raises(EngineError, match="can sleep"):
-            await engines.sleep()
-        await engines.pull(weights(1))
-        assert engines.version == 1 and engines.metrics["engines_now"] == 2 and not other.asleep
-        await engines.close()
-
-    run_virtual(main())
+    one, other = Awake("one"), Sleeper("other")
+    engines, _ = fleet(one, other)
+    with pytest.raises(EngineError, match="can sleep"):
+        await engines.sleep()
+    await engines.pull(weights(1))
+    assert engines.version == 1 and engines.metrics["engines_now"] == 2 and not other.asleep
+    await engines.close()
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_engines_that_are_dead_when_they_are_to_sleep_have_nothing_to_give_back(restarts: bool) -> None:
-    async def main() -> None:
-        places = [Sleeper("one"), Sleeper("other")]
-        engines, _ = fleet(*places, keeper=Kept(restarts=restarts))
-        for place in places[: 1 + restarts]:
-            place.dead = True
-        await engines.sleep()
-        await asyncio.sleep(3 * SILENT_S)
-        await engines.wake(weights(1))
-        assert engines.version == 1 and (await engines.generate(ask("a"))).tokens
-        await engines.close()
-
-    run_virtual(main())
+@on_virtual_clock
+async def test_engines_that_are_dead_when_they_are_to_sleep_have_nothing_to_give_back(restarts: bool) -> None:
+    places = [Sleeper("one"), Sleeper("other")]
+    engines, _ = fleet(*places, keeper=Kept(restarts=restarts))
+    for place in places[: 1 + restarts]:
+        place.dead = True
+    await engines.sleep()
+    await asyncio.sleep(3 * SILENT_S)
+    await engines.wake(weights(1))
+    assert engines.version == 1 and (await engines.generate(ask("a"))).tokens
+    await engines.close()
 
 
-def test_a_fleet_that_is_closed_in_its_sleep_fails_what_waits() -> None:
-    async def main() -> None:
-        engines, _ = fleet(Sleeper("one"))
-        answer = asyncio.create_task(engines.generate(ask("a")))
-        await asyncio.sleep(TOKEN_S)
-        await engines.sleep()
-        await engines.close()
-        with pytest.raises(EngineError):
-            await answer
-
-    run_virtual(main())
+@on_virtual_clock
+async def test_a_fleet_that_is_closed_in_its_sleep_fails_what_waits() -> None:
+    engines, _ = fleet(Sleeper("one"))
+    answer = asyncio.create_task(engines.generate(ask("a")))
+    await asyncio.sleep(TOKEN_S)
+    await engines.sleep()
+    await engines.close()
+    with pytest.raises(EngineError):
+        await answer

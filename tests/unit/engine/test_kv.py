@@ -1,6 +1,7 @@
 """Pages: nobody's page is given out twice, and what is found by its digest is what was asked for."""
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given, settings
 
 from sparring.engine.cache.kv import KvCache, PageCopy
@@ -54,38 +55,32 @@ def test_a_shared_page_is_free_when_its_last_holder_lets_go():
     assert pool.num_free == 1
 
 
-def test_a_conversation_resumes_from_all_its_tokens():
-    kv = cache(share=False)
-    tokens = list(range(10))
-    pages = filled(kv, tokens)
-    park(kv, "a", tokens, pages, 3)
-    assert resume(kv, "a", [*tokens, 77, 78], 3, []) == (pages, 10)
-    assert resume(kv, "a", [*tokens, 77, 78], 3, []) == ([], 0)
+TEN = list(range(10))
+OWN, EQUAL = [0, 0, 0, 0, 5, 5, 5, 5], [1, 1, 1, 1, 5, 5, 5, 5]
 
 
-def test_the_last_token_is_always_left_to_compute():
-    kv = cache(share=False)
-    tokens = list(range(8))
-    park(kv, "a", tokens, filled(kv, tokens), 0)
-    _, known = resume(kv, "a", tokens, 0, [])
-    assert known == 4
-
-
-def test_where_a_conversation_diverges_only_full_pages_are_reused():
-    kv = cache(share=False)
-    tokens = list(range(10))
-    pages = filled(kv, tokens)
-    park(kv, "a", tokens, pages, 0)
-    assert resume(kv, "a", [0, 1, 2, 3, 4, 5, 99, 98, 97], 0, []) == (pages[:1], 4)
-    assert kv.pool.num_free == 7
-
-
-def test_another_version_is_never_served():
-    kv = cache()
-    tokens = list(range(10))
-    park(kv, "a", tokens, filled(kv, tokens, version=1), 1)
-    assert resume(kv, "a", [*tokens, 1], 2, []) == ([], 0)
-    assert kv.pool.num_free == 8
+@pytest.mark.parametrize(
+    ("share", "kept", "name", "asked", "version", "known"),
+    [
+        pytest.param(False, TEN, "a", [*TEN, 77, 78], 0, 10, id="all tokens of a conversation"),
+        pytest.param(False, TEN[:8], "a", TEN[:8], 0, 4, id="the last token is left to compute"),
+        pytest.param(False, TEN, "a", [*TEN[:7], 98, 97], 0, 4, id="of what diverges only full pages"),
+        pytest.param(True, TEN, "a", [*TEN, 1], 1, 0, id="other weights"),
+        pytest.param(True, TEN[:8], None, TEN[:8], 0, 7, id="the last token of a full page is left to compute"),
+        pytest.param(True, TEN[:8], None, TEN[:7], 0, 4, id="full pages of another's beginning"),
+        pytest.param(True, OWN, None, [*EQUAL, 9], 0, 0, id="equal pages after different beginnings"),
+    ],
+)
+def test_a_request_goes_on_from_what_is_kept(share, kept, name, asked, version, known):
+    kv = cache(share=share)
+    pages = filled(kv, kept)
+    kv.park("a", kept, pages, 0)
+    if name:
+        kv.drop(pages)
+    found = kv.pages_for(known)
+    assert resume(kv, name, asked, version, []) == (pages[:found], known)
+    assert kv.pool.num_free == 8 - (found if name else len(pages)), "what is not gone on from is given back"
+    assert resume(kv, name or "b", asked, 1, []) == ([], 0)
 
 
 def test_release_of_a_version_leaves_the_others():
@@ -107,21 +102,6 @@ def test_full_pages_are_found_by_their_contents_even_after_they_were_freed():
     kv.drop(pages)
     kv.drop(pages[:2])
     assert resume(kv, None, tokens, 0, [])[0] == pages[:2]
-
-
-def test_the_last_token_is_left_to_compute_though_its_page_is_full():
-    kv = cache()
-    pages = filled(kv, list(range(8)))
-    digests = []
-    assert resume(kv, None, list(range(8)), 0, digests) == (pages[:2], 7)
-    assert len(digests) == 2
-    assert resume(kv, None, list(range(7)), 0, []) == (pages[:1], 4)
-
-
-def test_equal_pages_after_different_beginnings_are_different():
-    kv = cache()
-    filled(kv, [0, 0, 0, 0, 5, 5, 5, 5])
-    assert resume(kv, None, [1, 1, 1, 1, 5, 5, 5, 5, 9], 0, []) == ([], 0)
 
 
 def test_a_page_given_out_again_is_not_found_any_more():

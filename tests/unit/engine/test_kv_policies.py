@@ -104,8 +104,7 @@ class Workload:
         for name in self.names:
             await self.engine.release(name)
         await self.engine.generate(GenerateRequest(id="last", tokens=(1,), sampling=Sampling(max_tokens=1)))
-        cache = self.engine._worker.scheduler.cache
-        free = all(pool.num_free == pool.num_pages and not any(pool.references) for pool in (cache.pool, cache.host))
+        free = self.engine.metrics["kv_bytes_now"] == self.engine.metrics["kv_host_bytes_now"] == 0
         return self.done, metrics, free
 
 

@@ -6,22 +6,15 @@ import math
 from dataclasses import replace
 
 import pytest
+from asked import EVERYTHING, PROMPT, ask, with_client
 from completions_server import CompletionsServer
 
 from sparring.engine.adapters.openai_compatible import OpenAiEngine
 from sparring.engine.config import BatchConfig, EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.errors import BadInput, EngineError, RequestRefused
-from sparring.generation import Constraint, GenerateRequest, Sampling, ScoreRequest
+from sparring.generation import Constraint, ScoreRequest
 from sparring.model.load import load
-
-PROMPT = (5, 6, 7, 8)
-
-
-def ask(number=0, tokens=PROMPT, **sampling):
-    return GenerateRequest(
-        id=f"r{number}", tokens=tokens, sampling=Sampling(**{"max_tokens": 8, "seed": number, **sampling})
-    )
 
 
 @pytest.fixture
@@ -42,25 +35,7 @@ def start_server(model_path):
 
 
 def on(server, scenario, **settings):
-    async def main():
-        engine = OpenAiEngine(server.url, **settings)
-        try:
-            return await scenario(engine)
-        finally:
-            await engine.close()
-
-    return asyncio.run(main())
-
-
-EVERYTHING = {
-    "temperature": 0.7,
-    "top_k": 9,
-    "top_p": 0.9,
-    "min_p": 0.01,
-    "top_logprobs": 4,
-    "logit_bias": ((3, 0.1),),
-    "stop": (2,),
-}
+    return with_client(OpenAiEngine(server.url, **settings), scenario)
 
 
 def test_an_answer_is_the_engines_behind_it(start_server, serve):

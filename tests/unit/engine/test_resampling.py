@@ -187,10 +187,10 @@ def test_a_waiting_replay_that_is_dropped_frees_its_slot(serve, model_path):
         await engine.generate(requests()[3])
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-        return len((await engine.generate(requests()[4])).tokens), engine._worker.scheduler.load
+        return len((await engine.generate(requests()[4])).tokens), engine.metrics
 
-    tokens, load = serve(scenario, path=model_path, max_running=1)
-    assert tokens == 400 and load == (0, 0)
+    tokens, metrics = serve(scenario, path=model_path, max_running=1)
+    assert tokens == 400 and metrics["running_now"] == metrics["waiting_now"] == 0
 
 
 def test_no_versions_are_no_record():

@@ -82,8 +82,7 @@ def test_scores_equal_the_training_forward_beside_generation(serve, model, setti
         again = await asyncio.gather(*map(engine.score, judged))
         answers = [(a.tokens, a.logprobs) for a in await asyncio.gather(*answers)]
         await engine.generate(sample(0, max_tokens=1))
-        pool = engine._worker.scheduler.cache.pool
-        return scores, again, answers, pool.num_free == pool.num_pages, engine.metrics
+        return scores, again, answers, engine.metrics
 
     async def alone(engine):
         return [
@@ -91,11 +90,11 @@ def test_scores_equal_the_training_forward_beside_generation(serve, model, setti
             for a in await asyncio.gather(*(engine.generate(sample(number)) for number in range(10)))
         ]
 
-    scores, again, answers, free, metrics = serve(scenario, path=path, dtype=dtype, **settings)
+    scores, again, answers, metrics = serve(scenario, path=path, dtype=dtype, **settings)
     expected = trained(path, dtype, judged)
     assert list(map(numbers, scores)) == list(map(numbers, again)) == expected
     assert answers == serve(alone, path=path, dtype=dtype, **settings)
-    assert free
+    assert metrics["kv_bytes_now"] == 0
     assert metrics["scored_tokens"] >= sum(len(j.tokens) - 1 for j in judged)
     assert metrics["prefill_tokens"] < sum(len(sample(number).tokens) + 60 for number in range(10))
 
@@ -214,8 +213,7 @@ def test_an_aborted_score_says_so_and_a_cancelled_one_is_dropped(serve, model):
         results = await asyncio.gather(*scoring, return_exceptions=True)
         await long
         await engine.score(item(3))
-        pool = engine._worker.scheduler.cache.pool
-        return results, pool.num_free == pool.num_pages
+        return results, engine.metrics["kv_bytes_now"] == 0
 
     (aborted, cancelled), free = serve(scenario, path=path, dtype=dtype, max_running=1)
     assert isinstance(aborted, EngineError) and "aborted" in str(aborted)

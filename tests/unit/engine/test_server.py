@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
+from asked import EVERYTHING, PROMPT, ask, with_client
 from common.served import ServerThread
 from refusals import refused_at
 
@@ -24,7 +25,7 @@ from sparring.engine.config import BatchConfig, EngineConfig, KvConfig
 from sparring.engine.native import NativeEngine
 from sparring.engine.server import BESIDE, OF_BIAS, OF_ID
 from sparring.errors import BadInput, EngineError, RequestRefused, WeightsError
-from sparring.generation import Completion, GenerateRequest, Sampling
+from sparring.generation import Completion
 from sparring.kernels import ops
 from sparring.model.load import load
 from sparring.model.peft import read
@@ -33,16 +34,9 @@ from sparring.testing.tiny_models import tiny_model
 from sparring.weights.inline import publish
 from sparring.weights.shared_memory import FOLDER, PREFIX, published
 
-PROMPT = (5, 6, 7, 8)
 LONG = 4000
 GUARD_S = 10.0
 """Only a client that is left waiting, which is the failure, waits so long."""
-
-
-def ask(number=0, tokens=PROMPT, **sampling):
-    return GenerateRequest(
-        id=f"r{number}", tokens=tokens, sampling=Sampling(**{"max_tokens": 8, "seed": number, **sampling})
-    )
 
 
 @pytest.fixture(scope="session")
@@ -89,25 +83,7 @@ def post(http, name, **body):
 
 
 def on(server, scenario, **settings):
-    async def main():
-        engine = RemoteEngine(server.url, **settings)
-        try:
-            return await scenario(engine)
-        finally:
-            await engine.close()
-
-    return asyncio.run(main())
-
-
-EVERYTHING = {
-    "temperature": 0.7,
-    "top_k": 9,
-    "top_p": 0.9,
-    "min_p": 0.01,
-    "top_logprobs": 12,
-    "logit_bias": ((3, 0.1),),
-    "stop": (2,),
-}
+    return with_client(RemoteEngine(server.url, **settings), scenario)
 
 
 def test_every_bit_of_an_answer_crosses(server, serve):

@@ -167,7 +167,7 @@ def test_scores_and_forks_wait_too(serve, model_path):
         stream = engine.stream(request(1, max_tokens=200))
         await anext(stream)
         await engine.sleep()
-        if not engine._worker.scheduler.find("1"):
+        if not engine.metrics["running_now"] + engine.metrics["waiting_now"]:
             await engine.wake(ref)
             return None
         score = asyncio.create_task(engine.score(judged))

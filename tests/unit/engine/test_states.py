@@ -259,6 +259,7 @@ def test_nobody_gives_way_to_one_that_waits_for_a_prompt_all_the_same() -> None:
     assert counts(work.plan()) == {0: (17, 1), 2: (17, 1)} and work.num_preempted == 1
 
 
+NAMES = ("1", "2", "3", "branch")
 shapes = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 9), st.integers(0, 3)), min_size=1, max_size=10)
 
 
@@ -291,12 +292,11 @@ def test_where_the_pages_of_the_longest_beginning_are_gone_a_shorter_one_is_foun
         work.add(alike(arrival, shared, 30, new=1))
         while work.busy:
             step(work.plan(), work)
-    beginnings = [whose for whose in work.memory.states._parked if not isinstance(whose, str)]
-    assert [whose.num_tokens for whose in beginnings] == [8, 29]
+    assert work.memory.states.prefix_lengths == {8, 29}
     lost = alike(5, 30, 30)
     work.cache.pool.forget(work.cache.pool.find(chained(lost.tokens, 5)))
     work.add(lost)
-    assert counts(work.plan())[5][0] == 8 and not work.memory.states.num_tokens(beginnings[1])
+    assert counts(work.plan())[5][0] == 8 and 29 not in work.memory.states.prefix_lengths
 
 
 def chained(text, pages):
@@ -396,12 +396,12 @@ def test_every_request_goes_on_from_a_state_of_its_own(asked, num_pages, max_run
         if turn % 7 == 6 and plan:
             work.abort(plan[-1].sequence.request.id)
         step([chunk for chunk in plan if chunk.sequence.state is not None], work)
-        assert {*cache._here._idle, *cache._host._idle} <= slots._parked.keys()
-        assert cache._tails.keys() <= {whose.key for whose in slots._parked if not isinstance(whose, str)}
+        if not slots.prefix_lengths and not any(map(slots.num_tokens, NAMES)):
+            assert cache.num_idle == 0 and cache.host.num_free == host_pages
         if not waiting and not work.busy:
             break
     assert not waiting and not work.busy
-    for name in ("1", "2", "3", "branch"):
+    for name in NAMES:
         work.release(name)
     slots.release_weights(0)
     assert sorted(slots.take() for _ in range(num_slots)) == list(range(num_slots))

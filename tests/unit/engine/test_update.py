@@ -49,7 +49,7 @@ def test_a_pulled_version_is_served(serve, trained, model_path):
         return before, await engine.generate(request()), engine.version
 
     async def fresh(engine):
-        engine._model.load_state(trained.location)
+        engine.model.load_state(trained.location)
         return await engine.generate(request())
 
     before, after, version = serve(scenario)
@@ -166,7 +166,7 @@ def test_where_the_old_weights_are_not_what_they_were_nothing_is_served_until_an
         stream = engine.stream(request(max_tokens=8000, conversation="c"))
         crowd = [asyncio.create_task(engine.generate(request(number, max_tokens=8000))) for number in range(2, 40)]
         await anext(stream)
-        engine._model.state()["model.norm.weight"].add_(0.5)
+        engine.model.state()["model.norm.weight"].add_(0.5)
         with pytest.raises(WeightsError, match="restoring the old weights failed too"):
             await engine.pull(bad)
         with pytest.raises(EngineError, match="refuses all requests until an update succeeds"):
@@ -179,8 +179,7 @@ def test_where_the_old_weights_are_not_what_they_were_nothing_is_served_until_an
         with pytest.raises(EngineError, match="refuses all requests"):
             await engine.generate(request(1))
         await engine.pull(trained)
-        pool = engine._worker.scheduler.cache.pool
-        return good, failed, await engine.generate(request(1)), engine.version, pool.num_free == pool.num_pages
+        return good, failed, await engine.generate(request(1)), engine.version, engine.metrics["kv_bytes_now"] == 0
 
     good, failed, healed, version, free = serve(scenario, path=path)
     assert any(isinstance(answer, EngineError) for answer in failed[:-1]) and isinstance(failed[-1], EngineError)

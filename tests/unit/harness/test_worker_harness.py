@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from virtual import on_virtual_clock
 
 from sparring.errors import BadInput, HarnessError, LimitReached, RequestRefused, SparringError, Unanswered
 from sparring.harness.by_environment import HarnessByEnvironment, behind
@@ -101,12 +102,10 @@ def test_a_worker_that_finishes_after_a_limit_ends_by_it_at_once() -> None:
     ("asks", "told"),
     [(False, "finished and requested no reply"), (True, "refused every request, the last for: tools: expected none")],
 )
-def test_a_worker_that_got_no_answer_fails_with_the_refusals(asks: bool, told: str) -> None:
-    async def main() -> None:
-        with pytest.raises(Unanswered, match=told):
-            await Played(refuses=BadInput("tools: expected none"), finishes=True, asks=asks).run()
-
-    run_virtual(main())
+@on_virtual_clock
+async def test_a_worker_that_got_no_answer_fails_with_the_refusals(asks: bool, told: str) -> None:
+    with pytest.raises(Unanswered, match=told):
+        await Played(refuses=BadInput("tools: expected none"), finishes=True, asks=asks).run()
 
 
 def test_a_rollout_that_no_worker_claims_in_time_fails() -> None:

@@ -7,8 +7,9 @@ import subprocess
 import sys
 
 import pytest
+import transformers
 
-from sparring.model import library
+import sparring.model.library  # noqa: F401
 
 CODE = """
 import io, sys
@@ -24,7 +25,7 @@ print(repr(now.getvalue()))
 
 
 def test_the_library_has_no_stream_of_its_own() -> None:
-    own = library.transformers.utils.logging._default_handler
+    own = transformers.utils.logging._default_handler
     assert own is not None and own not in logging.getLogger("transformers").handlers
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 from conversations import SYSTEM, TOOL, answer, say, user
+from unit.record.played import TOOLS, record
 
 from sparring.algo.credit.succession import succession
-from sparring.generation import Completion, Runs, Sampling
 from sparring.record.recorder import Recorder
 from sparring.record.text_tree import TextTree
 from sparring.record.tree import Tree
@@ -19,19 +19,9 @@ from sparring.reply import NO_EVIDENCE
 from sparring.testing.clock import run_virtual
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer, toy_task
-from sparring.types import Evidence, Fork, Limits, Message, Outcome, ToolCall, ToolSpec, Trajectory
+from sparring.types import Evidence, Fork, Limits, Message, Outcome, ToolCall, Trajectory
 
 RENDERER = toy_renderer()
-SEARCH = ToolSpec(
-    name="search",
-    description="Looks.",
-    parameters={"type": "object", "properties": {"q": {"type": "string"}, "n": {"type": "number"}}, "required": ["q"]},
-)
-TOOLS = (TOOL, SEARCH)
-NESTED = replace(
-    SEARCH,
-    parameters={"required": ["q"], "properties": {"n": {"type": "number"}, "q": {"type": "string"}}, "type": "object"},
-)
 
 
 def calls(*codes: str, content: str = "", reasoning: str | None = None) -> Message:
@@ -40,18 +30,6 @@ def calls(*codes: str, content: str = "", reasoning: str | None = None) -> Messa
         ToolCall(id=f"call_0_{n}", name="python", arguments={"code": c, "n": 10000.0}) for n, c in enumerate(codes)
     )
     return Message(role="assistant", content=content, reasoning=reasoning, tool_calls=made)
-
-
-def record(tree: Tree, messages: list[Message], reply: Message, tools=TOOLS, evidence: Evidence = NO_EVIDENCE) -> int:
-    """Let the tree record a reply; returns the place of its segment."""
-    turn = tree.plan(messages, tools, evidence)
-    tokens = reply_tokens(tree.renderer, replace(reply, reasoning=None), tools)
-    runs = Runs.of(0, len(tokens))
-    completion = Completion(
-        tokens=tokens, logprobs=(-1.0,) * len(tokens), finish_reason="stop", versions=runs, kv_versions=runs
-    )
-    tree.append(turn, completion, reply, Sampling(), "policy")
-    return turn.place
 
 
 def leaves(tree: Tree, messages: list[Message], tools=TOOLS, evidence: Evidence = NO_EVIDENCE) -> Fork | None:
@@ -95,34 +73,7 @@ def with_arguments(change: Callable[[dict], dict]) -> Message:
 @pytest.mark.parametrize(
     ("reply", "sent"),
     [
-        pytest.param(REPLY, [replace(REPLY, reasoning=None)], id="thought dropped"),
-        pytest.param(REPLY, [replace(REPLY, reasoning=" Hm.\n", content="So:")], id="blanks"),
-        pytest.param(REPLY, [renumbered(REPLY)], id="ids renumbered"),
-        pytest.param(REPLY, [with_arguments(lambda a: {"n": 10000, "code": a["code"]})], id="keys in order, a double"),
-        pytest.param(REPLY, [replace(REPLY, tool_calls=()), replace(REPLY, content="", reasoning="")], id="split"),
-        pytest.param(
-            REPLY,
-            [
-                replace(REPLY, tool_calls=REPLY.tool_calls[:1]),
-                replace(REPLY, content="", tool_calls=REPLY.tool_calls[1:], reasoning=None),
-            ],
-            id="a message for each call",
-        ),
         pytest.param(MALFORMED, [replace(MALFORMED, content="Well:")], id="malformed as a call"),
-        pytest.param(
-            MALFORMED,
-            [replace(MALFORMED, content='Well: {"name": "python", "argum', tool_calls=MALFORMED.tool_calls[1:])],
-            id="malformed as text",
-        ),
-        pytest.param(
-            MALFORMED,
-            [
-                renumbered(
-                    replace(MALFORMED, tool_calls=(with_argument(INVALID_JSON=MALFORMED_TEXT), MALFORMED.tool_calls[1]))
-                )
-            ],
-            id="malformed as it is shown where arguments are no text",
-        ),
         pytest.param(
             MALFORMED,
             [replace(MALFORMED, tool_calls=(with_argument(), MALFORMED.tool_calls[1]))],
@@ -199,31 +150,6 @@ def test_reordered_calls_and_answers_are_recognised_by_their_ids(reply: Message)
     assert fork is not None and fork.reason == "edited", "a format writes its own ids again"
 
 
-def test_calls_interleaved_with_answers_are_one_reply():
-    tree = Tree(RENDERER)
-    record(tree, START, calls("1", "2"))
-    first, second = (replace(calls("1", "2"), tool_calls=(call,)) for call in calls("1", "2").tool_calls)
-    assert leaves(tree, [*START, first, answer("1"), second, answer("2")]) is None
-    others = Tree(RENDERER)
-    record(others, START, first)
-    other = replace(second, tool_calls=(replace(second.tool_calls[0], id="call_1_0"),))
-    record(others, [*START, first, answer("1")], other)
-    assert leaves(others, [*START, first, answer("1"), other, answer("2")]) is None, "two replies stay two"
-
-
-@pytest.mark.parametrize("reply", [calls("1", "2", "3", content="So:"), MALFORMED], ids=["calls", "malformed"])
-def test_calls_interleaved_with_answers_are_one_reply_with_the_clients_ids(reply: Message):
-    tree = Tree(RENDERER)
-    record(tree, START, reply)
-    first, *others = renumbered(reply).tool_calls
-    sent = [replace(reply, tool_calls=(first,)), answer("0")]
-    for number, one in enumerate(others, 1):
-        sent += [Message(role="assistant", tool_calls=(one,)), answer(str(number))]
-    assert leaves(tree, [*START, *sent]) is None
-    assert leaves(tree, [*START, *sent, say("Then."), user("And?")]) is None
-    assert [s.parent for s in tree.segments] == [None, 0, 1, 2, 3, 4], "one branch"
-
-
 def test_an_experts_calls_interleaved_with_answers_are_one_reply_with_the_clients_ids():
     tree, reply = TextTree("expert"), calls("1", "2", "3", content="So:")
     tree.answer(tree.ask(tree.plan(START, TOOLS)), reply, NO_EVIDENCE, None)
@@ -254,22 +180,6 @@ def test_two_replies_with_the_formats_same_call_id_stay_separate():
     record(tree, START, first)
     record(tree, [*START, first, answer("1")], second)
     assert leaves(tree, [*START, replace(first), answer("1"), replace(second), answer("2")]) is None
-
-
-@pytest.mark.parametrize(
-    "sent",
-    [
-        pytest.param([SEARCH, TOOL], id="order of tools"),
-        pytest.param([TOOL, NESTED], id="order of keys at depth"),
-        pytest.param([TOOL, replace(SEARCH, parameters=dict(reversed(SEARCH.parameters.items())))], id="order of keys"),
-    ],
-)
-def test_reordered_tools_are_equal_and_the_prompt_keeps_the_first_order(sent: list[ToolSpec]):
-    tree = Tree(RENDERER)
-    record(tree, START, say("Yes."))
-    assert leaves(tree, [*START, say("Yes."), user("So?")], tuple(sent)) is None
-    assert [s.parent for s in tree.segments] == [None, 0, 1, 2] and tree.segments[2].tools is None
-    assert tree.segments[0].tokens == RENDERER.render(START, TOOLS).tokens
 
 
 def test_loading_a_tool_is_no_fork_and_the_tool_can_be_called():
@@ -341,6 +251,7 @@ TALK = [*START, say("One."), user("Two?"), say("Three."), user("Four?"), say("Fi
         ([*TALK[:3], user("Too?"), *TALK[4:], user("?")], TOOLS, {}, ("edited", 1, 3, 1, "wo?", "oo?")),
         ([*TALK[:4], say("Thre"), *TALK[5:], user("?")], TOOLS, {}, ("edited", 2, 4, 4, "e.", "")),
         ([*TALK[:2], *TALK[4:], user("?")], TOOLS, {}, ("deleted", 0, 2, 0, "One.", "Three.")),
+        ([*TALK[:2], say("One.", reasoning="Hm."), *TALK[3:], user("?")], TOOLS, {}, ("edited", 0, 2, 0, "", "Hm.")),
         ([*TALK[:2], say("Mine."), user("!"), *TALK[2:], user("?")], TOOLS, {}, ("inserted", 0, 2, 0, "One.", "Mine.")),
         (
             [*START[:1], user("A title for: Hi")],
@@ -460,11 +371,3 @@ def test_a_summary_quoted_without_tags_before_kept_messages_is_a_compaction():
     assert "<summary>" in summary.message.content
     request = tree.segments[summary.parent]
     assert request.fork is None or request.fork.reason == "compaction"
-
-
-def test_an_added_thought_begins_a_branch_with_that_difference():
-    tree = Tree(RENDERER)
-    record(tree, START, say("Yes."))
-    record(tree, [*START, say("Yes."), user("Go on.")], say("Done."))
-    fork = leaves(tree, [*START, replace(say("Yes."), reasoning="Hm."), user("Go on."), say("Done."), user("And?")])
-    assert fork == Fork(reason="edited", of=0, message=2, byte=0, before="", after="Hm.")

@@ -127,6 +127,19 @@ def test_turns_are_limited():
     assert reached.reason == "max_turns" and len(engine.requests) == 2
 
 
+def test_turns_of_concurrent_requests_are_limited():
+    """One waits while the others use up the turns."""
+    engine = ScriptedEngine(replies(["A"], RENDERER.tokenizer.encode), latency_s=1.0)
+    one = session(engine, max_turns=2)
+
+    async def talk() -> list[object]:
+        return await asyncio.gather(*(one.complete([user(f"{n}")]) for n in range(3)), return_exceptions=True)
+
+    (*answered, refused), _ = run_virtual(talk())
+    assert answered == [say("A")] * 2 and len(engine.requests) == 2
+    assert isinstance(refused, LimitReached) and refused.reason == "max_turns"
+
+
 def test_sampled_tokens_of_a_rollout_are_limited_and_truncated_replies_are_kept():
     reply = reply_tokens(RENDERER, say("A long answer indeed"), TOOLS)
     engine = says(say("A long answer indeed"), say("A long answer indeed"), say("C"))

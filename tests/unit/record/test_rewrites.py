@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conversations import SYSTEM, TOOL
@@ -169,8 +170,12 @@ def interleave(talk: Talk) -> None:
 
 
 def other_tools(talk: Talk) -> None:
-    """The same tools in another order, and their schemas' keys too."""
-    talk.tools = tuple(replace(t, parameters=dict(reversed(t.parameters.items()))) for t in reversed(talk.tools))
+    """The same tools in another order, and their schemas' keys too, at every depth."""
+
+    def turned(schema: Any) -> Any:
+        return {key: turned(inner) for key, inner in reversed(schema.items())} if isinstance(schema, dict) else schema
+
+    talk.tools = tuple(replace(tool, parameters=turned(tool.parameters)) for tool in reversed(talk.tools))
 
 
 REWRITES: dict[str, Callable[[Talk], None]] = {

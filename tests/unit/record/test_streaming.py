@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from unit.record.played import playback
+from virtual import on_virtual_clock
 
 from sparring.errors import EngineError
 from sparring.generation import Completion, Delta, GenerateRequest
@@ -64,45 +65,39 @@ def shown(parts: Sequence[Any]) -> Message:
     return Message(role="assistant", content=texts["text"], reasoning=texts["reasoning"] or None, tool_calls=calls)
 
 
-def test_pieces_add_up_to_the_whole_reply() -> None:
-    async def main() -> None:
-        sessions = [session_of(ScriptedEngine(lambda request: reply_tokens(RENDERER, REPLY, (ADD,)))) for _ in range(2)]
-        whole = await whole_reply(sessions[0].reply(ReplyRequest([USER], (ADD,))))
-        parts = [part async for part in sessions[1].reply(ReplyRequest([USER], (ADD,), in_pieces=True))]
-        assert isinstance(parts[0], ReplyHead) and parts[-1] == whole
-        assert (parts[0].id, parts[0].prompt_tokens) == (whole.id, whole.prompt_tokens)
-        assert shown(parts) == whole.message and len(parts) > 10
-        assert [call.id for call in whole.message.tool_calls] == ["call_0_0", "call_0_1"]
-
-    asyncio.run(main())
+@on_virtual_clock
+async def test_pieces_add_up_to_the_whole_reply() -> None:
+    sessions = [session_of(ScriptedEngine(lambda request: reply_tokens(RENDERER, REPLY, (ADD,)))) for _ in range(2)]
+    whole = await whole_reply(sessions[0].reply(ReplyRequest([USER], (ADD,))))
+    parts = [part async for part in sessions[1].reply(ReplyRequest([USER], (ADD,), in_pieces=True))]
+    assert isinstance(parts[0], ReplyHead) and parts[-1] == whole
+    assert (parts[0].id, parts[0].prompt_tokens) == (whole.id, whole.prompt_tokens)
+    assert shown(parts) == whole.message and len(parts) > 10
+    assert [call.id for call in whole.message.tool_calls] == ["call_0_0", "call_0_1"]
 
 
-def test_the_end_is_yielded_when_the_turn_is_durable(tmp_path: Path) -> None:
-    async def main() -> None:
-        store = SqliteStore(tmp_path / "store.sqlite")
-        session = session_of(ScriptedEngine(lambda request: reply_tokens(RENDERER, REPLY, (ADD,))), store)
-        durable = [
-            store.turns("r")[-1].tokens == part.tokens
-            async for part in session.reply(ReplyRequest([USER], (ADD,), in_pieces=True))
-            if isinstance(part, SampledReply)
-        ]
-        assert durable == [True]
-        store.close()
-
-    asyncio.run(main())
+@on_virtual_clock
+async def test_the_end_is_yielded_when_the_turn_is_durable(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "store.sqlite")
+    session = session_of(ScriptedEngine(lambda request: reply_tokens(RENDERER, REPLY, (ADD,))), store)
+    durable = [
+        store.turns("r")[-1].tokens == part.tokens
+        async for part in session.reply(ReplyRequest([USER], (ADD,), in_pieces=True))
+        if isinstance(part, SampledReply)
+    ]
+    assert durable == [True]
+    store.close()
 
 
 @pytest.mark.parametrize("stop", [("two",), (" the t", "numbers"), ("I",)])
-def test_a_clients_stop_string_is_not_shown(stop: tuple[str, ...]) -> None:
-    async def main() -> None:
-        session = session_of(ScriptedEngine(lambda request: reply_tokens(RENDERER, REPLY, (ADD,))))
-        parts = [part async for part in session.reply(ReplyRequest([USER], (ADD,), stop=stop, in_pieces=True))]
-        reply = parts[-1]
-        assert isinstance(reply, SampledReply) and reply.stop == stop[0]
-        assert shown(parts).content == reply.message.content == REPLY.content.partition(stop[0])[0]
-        assert stop[0] in RENDERER.decode(reply.tokens)
-
-    asyncio.run(main())
+@on_virtual_clock
+async def test_a_clients_stop_string_is_not_shown(stop: tuple[str, ...]) -> None:
+    session = session_of(ScriptedEngine(lambda request: reply_tokens(RENDERER, REPLY, (ADD,))))
+    parts = [part async for part in session.reply(ReplyRequest([USER], (ADD,), stop=stop, in_pieces=True))]
+    reply = parts[-1]
+    assert isinstance(reply, SampledReply) and reply.stop == stop[0]
+    assert shown(parts).content == reply.message.content == REPLY.content.partition(stop[0])[0]
+    assert stop[0] in RENDERER.decode(reply.tokens)
 
 
 async def begun(stream: AsyncIterator[Any], engine: Stepping, steps: int) -> list[Any]:
@@ -115,88 +110,80 @@ async def begun(stream: AsyncIterator[Any], engine: Stepping, steps: int) -> lis
     return parts
 
 
-def test_tokens_sampled_before_the_consumer_left_are_kept_as_lost(tmp_path: Path) -> None:
-    async def main() -> None:
-        store, engine = SqliteStore(tmp_path / "store.sqlite"), Stepping()
-        session = session_of(engine, store)
-        async with aclosing(session.reply(ReplyRequest([USER], (ADD,), in_pieces=True))) as stream:  # type: ignore[type-var]
-            await begun(stream, engine, 4)
-        kept = session.segments[-1]
-        assert (kept.finish_reason, kept.label, kept.delivered) == ("abort", "lost", False)
-        assert 1 <= len(kept.tokens) <= 5 and session.usage.sampled_tokens == len(kept.tokens)
-        assert store.turns("r") == list(session.segments)
+@on_virtual_clock
+async def test_tokens_sampled_before_the_consumer_left_are_kept_as_lost(tmp_path: Path) -> None:
+    store, engine = SqliteStore(tmp_path / "store.sqlite"), Stepping()
+    session = session_of(engine, store)
+    async with aclosing(session.reply(ReplyRequest([USER], (ADD,), in_pieces=True))) as stream:  # type: ignore[type-var]
+        await begun(stream, engine, 4)
+    kept = session.segments[-1]
+    assert (kept.finish_reason, kept.label, kept.delivered) == ("abort", "lost", False)
+    assert 1 <= len(kept.tokens) <= 5 and session.usage.sampled_tokens == len(kept.tokens)
+    assert store.turns("r") == list(session.segments)
 
-        for _ in range(200):
-            engine.steps.release()
-        again = await whole_reply(session.reply(ReplyRequest([USER], (ADD,))))  # another turn, with numbers of its own
-        seeds = [segment.sampling.seed for segment in session.segments if segment.sampling is not None]
-        assert again.finish_reason == "stop" and len(set(seeds)) == 2
-        store.close()
-
-    asyncio.run(main())
+    for _ in range(200):
+        engine.steps.release()
+    again = await whole_reply(session.reply(ReplyRequest([USER], (ADD,))))  # another turn, with numbers of its own
+    seeds = [segment.sampling.seed for segment in session.segments if segment.sampling is not None]
+    assert again.finish_reason == "stop" and len(set(seeds)) == 2
+    store.close()
 
 
-def test_a_consumer_that_is_cancelled_drops_the_turn() -> None:
-    async def main() -> None:
-        engine = Stepping()
-        session = session_of(engine)
-        reached = asyncio.Event()
+@on_virtual_clock
+async def test_a_consumer_that_is_cancelled_drops_the_turn() -> None:
+    engine = Stepping()
+    session = session_of(engine)
+    reached = asyncio.Event()
 
-        async def consume() -> None:
-            async for part in session.reply(ReplyRequest([USER], (ADD,), in_pieces=True)):
-                if isinstance(part, ReplyPiece):
-                    reached.set()
+    async def consume() -> None:
+        async for part in session.reply(ReplyRequest([USER], (ADD,), in_pieces=True)):
+            if isinstance(part, ReplyPiece):
+                reached.set()
 
-        for _ in range(4):
-            engine.steps.release()
-        consumer = asyncio.create_task(consume())
-        await reached.wait()
-        consumer.cancel()
-        await asyncio.gather(consumer, return_exceptions=True)
-        assert session.segments == () and session.usage.sampled_tokens == 0
-        for _ in range(200):
-            engine.steps.release()
-        await whole_reply(session.reply(ReplyRequest([USER], (ADD,))))
-        assert engine.requests[0].sampling.seed == engine.requests[1].sampling.seed, "it is the same turn"
-
-    asyncio.run(main())
+    for _ in range(4):
+        engine.steps.release()
+    consumer = asyncio.create_task(consume())
+    await reached.wait()
+    consumer.cancel()
+    await asyncio.gather(consumer, return_exceptions=True)
+    assert session.segments == () and session.usage.sampled_tokens == 0
+    for _ in range(200):
+        engine.steps.release()
+    await whole_reply(session.reply(ReplyRequest([USER], (ADD,))))
+    assert engine.requests[0].sampling.seed == engine.requests[1].sampling.seed, "it is the same turn"
 
 
-def test_tokens_of_a_given_up_reply_are_kept_and_a_rebuilt_rollout_continues_after_it(tmp_path: Path) -> None:
-    async def main() -> None:
-        store, engine = SqliteStore(tmp_path / "store.sqlite"), Stepping()
-        session = session_of(engine, store)
-        stream = session.reply(ReplyRequest([USER], (ADD,), in_pieces=True))
-        parts = await begun(stream, engine, 4)
-        await engine.abort(parts[0].id)
-        with pytest.raises(EngineError, match="gave up after"):
-            async for _ in stream:
-                pass
-        recorded = store.turns("r")
-        assert recorded[-1].finish_reason == "abort" and recorded[-1].label == "lost"
+@on_virtual_clock
+async def test_tokens_of_a_given_up_reply_are_kept_and_a_rebuilt_rollout_continues_after_it(tmp_path: Path) -> None:
+    store, engine = SqliteStore(tmp_path / "store.sqlite"), Stepping()
+    session = session_of(engine, store)
+    stream = session.reply(ReplyRequest([USER], (ADD,), in_pieces=True))
+    parts = await begun(stream, engine, 4)
+    await engine.abort(parts[0].id)
+    with pytest.raises(EngineError, match="gave up after"):
+        async for _ in stream:
+            pass
+    recorded = store.turns("r")
+    assert recorded[-1].finish_reason == "abort" and recorded[-1].label == "lost"
 
-        replies = playback(recorded)
-        plain = ScriptedEngine(lambda request: reply_tokens(RENDERER, REPLY, (ADD,)))
-        rebuilt = session_of(plain, store, replies)
-        reply = await whole_reply(rebuilt.reply(ReplyRequest([USER], (ADD,))))
-        assert reply.message.content == REPLY.content and replies.num_left == 0
-        assert list(rebuilt.segments[: len(recorded)]) == recorded and rebuilt.segments[-1].label == "agent"
-        assert plain.requests[0].sampling.seed != recorded[-1].sampling.seed  # type: ignore[union-attr]
-        assert store.turns("r") == list(rebuilt.segments)
-        store.close()
-
-    asyncio.run(main())
+    replies = playback(recorded)
+    plain = ScriptedEngine(lambda request: reply_tokens(RENDERER, REPLY, (ADD,)))
+    rebuilt = session_of(plain, store, replies)
+    reply = await whole_reply(rebuilt.reply(ReplyRequest([USER], (ADD,))))
+    assert reply.message.content == REPLY.content and replies.num_left == 0
+    assert list(rebuilt.segments[: len(recorded)]) == recorded and rebuilt.segments[-1].label == "agent"
+    assert plain.requests[0].sampling.seed != recorded[-1].sampling.seed  # type: ignore[union-attr]
+    assert store.turns("r") == list(rebuilt.segments)
+    store.close()
 
 
-def test_a_recorded_reply_is_shown_whole(tmp_path: Path) -> None:
-    async def main() -> None:
-        engine = ScriptedEngine(lambda request: reply_tokens(RENDERER, REPLY, (ADD,)))
-        session = session_of(engine)
-        whole = await whole_reply(session.reply(ReplyRequest([USER], (ADD,))))
-        replies = playback(session.segments)
-        parts = [
-            part async for part in session_of(engine, None, replies).reply(ReplyRequest([USER], (ADD,), in_pieces=True))
-        ]
-        assert shown(parts) == whole.message and len(engine.requests) == 1
-
-    asyncio.run(main())
+@on_virtual_clock
+async def test_a_recorded_reply_is_shown_whole(tmp_path: Path) -> None:
+    engine = ScriptedEngine(lambda request: reply_tokens(RENDERER, REPLY, (ADD,)))
+    session = session_of(engine)
+    whole = await whole_reply(session.reply(ReplyRequest([USER], (ADD,))))
+    replies = playback(session.segments)
+    parts = [
+        part async for part in session_of(engine, None, replies).reply(ReplyRequest([USER], (ADD,), in_pieces=True))
+    ]
+    assert shown(parts) == whole.message and len(engine.requests) == 1

@@ -8,8 +8,8 @@ from random import Random
 from typing import NamedTuple
 
 import pytest
+from segments import sampled
 
-from sparring.generation import Runs
 from sparring.rollout.admitted import AdmittedRollouts
 from sparring.types import (
     Failure,
@@ -18,7 +18,6 @@ from sparring.types import (
     Outcome,
     Rollout,
     Score,
-    Segment,
     Task,
     ToolCall,
     Trajectory,
@@ -138,15 +137,12 @@ def spoken(task: Task, place: int, calls: Sequence[bool], outcome: Outcome) -> R
     """A rollout whose turns call tools or do not."""
     call = ToolCall(id="", name="look", arguments={})
     segments = tuple(
-        Segment(
-            index=at,
-            parent=at - 1 if at else None,
-            source="policy",
-            tokens=(1,),
+        sampled(
+            at,
+            at - 1 if at else None,
+            (1,),
             message=Message(role="assistant", tool_calls=(call,) if calling else ()),
-            model="policy",
             logprobs=(0.0,),
-            versions=Runs.of(0, 1),
         )
         for at, calling in enumerate(calls)
     )

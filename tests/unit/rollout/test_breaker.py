@@ -10,6 +10,7 @@ from itertools import count, pairwise
 
 import pytest
 from fates import EmptyBox, FatedBoxes, FatedWorld, Fates, Stack, make_stack
+from virtual import on_virtual_clock
 
 from sparring.errors import EngineError, InfraError, JudgeError, Outage, SandboxError, TaskError, ToolHostError
 from sparring.harness.chat import ChatHarness
@@ -148,36 +149,32 @@ def test_steps_without_any_rollout_are_told_and_end_the_run() -> None:
 
 
 @pytest.mark.parametrize("error", [JudgeError("judge: 503"), EngineError("engine: gone"), TaskError("no such image")])
-def test_what_is_no_failure_of_the_environment_opens_nothing(error: InfraError) -> None:
-    async def main() -> None:
-        breaker = Breaker("e", 60.0, lambda sentence: None, Metrics())
-        for number in range(3 * FEWEST_FAILURES):
-            async with breaker.trial(str(number)) as trial:
-                trial.error = error
-        assert not breaker.is_open
-
-    run_virtual(main())
+@on_virtual_clock
+async def test_what_is_no_failure_of_the_environment_opens_nothing(error: InfraError) -> None:
+    breaker = Breaker("e", 60.0, lambda sentence: None, Metrics())
+    for number in range(3 * FEWEST_FAILURES):
+        async with breaker.trial(str(number)) as trial:
+            trial.error = error
+    assert not breaker.is_open
 
 
-def test_a_probe_that_is_cancelled_lets_another_probe() -> None:
-    async def main() -> None:
-        breaker = Breaker("e", 60.0, lambda sentence: None, Metrics())
+@on_virtual_clock
+async def test_a_probe_that_is_cancelled_lets_another_probe() -> None:
+    breaker = Breaker("e", 60.0, lambda sentence: None, Metrics())
 
-        async def tried(task: str, error: InfraError | None) -> None:
-            async with breaker.trial(task) as trial:
-                trial.error = error
+    async def tried(task: str, error: InfraError | None) -> None:
+        async with breaker.trial(task) as trial:
+            trial.error = error
 
-        for number in range(FEWEST_FAILURES):
-            await tried(str(number % 2), SandboxError("gone"))
-        assert breaker.is_open
-        cancelled = asyncio.ensure_future(tried("a", None))
-        waiting = asyncio.ensure_future(tried("b", None))
-        await asyncio.sleep(0.5)
-        cancelled.cancel()
-        await waiting
-        assert not breaker.is_open
-
-    run_virtual(main())
+    for number in range(FEWEST_FAILURES):
+        await tried(str(number % 2), SandboxError("gone"))
+    assert breaker.is_open
+    cancelled = asyncio.ensure_future(tried("a", None))
+    waiting = asyncio.ensure_future(tried("b", None))
+    await asyncio.sleep(0.5)
+    cancelled.cancel()
+    await waiting
+    assert not breaker.is_open
 
 
 @pytest.mark.parametrize("phase", ["take", "step"])
@@ -201,24 +198,21 @@ def test_an_outage_ends_when_what_broke_is_answered_and_not_when_the_probes_roll
 
 
 @pytest.mark.parametrize("call", [("open", ""), ("step", "policy"), None])
-def test_a_probe_is_answered_by_a_call_of_the_kind_that_broke(call: tuple[str, ...] | None) -> None:
+@on_virtual_clock
+async def test_a_probe_is_answered_by_a_call_of_the_kind_that_broke(call: tuple[str, ...] | None) -> None:
     """Another kind proves nothing, and where nobody knows what broke, the whole attempt has to come to its end. A probe
     that ended the outage counts as any other attempt afterwards."""
-
-    async def main() -> None:
-        breaker = Breaker("e", 60.0, lambda sentence: None, Metrics())
-        for number in range(FEWEST_FAILURES):
-            async with breaker.trial(str(number % 2)) as trial:
-                trial.error, trial.broken = ToolHostError("503"), call
-        async with breaker.trial("probe") as trial:
-            trial.answered(("step", "policy", "search"))
-            assert breaker.is_open
-            trial.answered(("step", "policy"))
-            assert breaker.is_open == (call != ("step", "policy"))
-            if not breaker.is_open:
-                trial.error = ToolHostError("503")
-        assert not breaker.is_open
-        async with asyncio.timeout(0.1), breaker.trial("next"):
-            pass
-
-    run_virtual(main())
+    breaker = Breaker("e", 60.0, lambda sentence: None, Metrics())
+    for number in range(FEWEST_FAILURES):
+        async with breaker.trial(str(number % 2)) as trial:
+            trial.error, trial.broken = ToolHostError("503"), call
+    async with breaker.trial("probe") as trial:
+        trial.answered(("step", "policy", "search"))
+        assert breaker.is_open
+        trial.answered(("step", "policy"))
+        assert breaker.is_open == (call != ("step", "policy"))
+        if not breaker.is_open:
+            trial.error = ToolHostError("503")
+    assert not breaker.is_open
+    async with asyncio.timeout(0.1), breaker.trial("next"):
+        pass

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from fates import make_stack
 from refusals import refused_at
+from virtual import on_virtual_clock
 
 from sparring.harness.chat import ChatHarness
 from sparring.rollout.feed import MOST_LEFT_OUT, TaskFeed, problem_of
@@ -102,7 +103,8 @@ def test_a_source_of_invalid_tasks_ends_the_run() -> None:
 
 
 @pytest.mark.parametrize("max_lag", [0, 2])
-def test_a_source_that_ends_within_a_step_leaves_a_smaller_one(max_lag: int) -> None:
+@on_virtual_clock
+async def test_a_source_that_ends_within_a_step_leaves_a_smaller_one(max_lag: int) -> None:
     told: list[str] = []
     stack = make_stack(group_size=2)
     boxes = BubblewrapBoxes(SandboxConfig(enabled=False))
@@ -113,23 +115,18 @@ def test_a_source_that_ends_within_a_step_leaves_a_smaller_one(max_lag: int) -> 
         version = partial(getattr, window, "released_steps")
         return Scheduler(runner, ToyTasks("train", 7), window, run_seed=0, engine_version=version)
 
-    async def main() -> None:
-        scheduler = scheduler_of(window)
-        indices = []
-        async for group in scheduler.groups():
-            indices.append(group.index)
-            if group.index % 3 == 2:
-                window.release(group.index // 3 + 1)
-        assert indices == list(range(7)) and told == [
-            "the tasks end after 7 groups: 3 steps, the last of them of 1 of 3"
-        ]
-        window.release(3)
-        state = scheduler.state(3)
-        resumed = scheduler_of(Window(3, max_lag, 9))
-        resumed.restore(state)
-        assert [group.index async for group in resumed.groups()] == []
-
-    run_virtual(main())
+    scheduler = scheduler_of(window)
+    indices = []
+    async for group in scheduler.groups():
+        indices.append(group.index)
+        if group.index % 3 == 2:
+            window.release(group.index // 3 + 1)
+    assert indices == list(range(7)) and told == ["the tasks end after 7 groups: 3 steps, the last of them of 1 of 3"]
+    window.release(3)
+    state = scheduler.state(3)
+    resumed = scheduler_of(Window(3, max_lag, 9))
+    resumed.restore(state)
+    assert [group.index async for group in resumed.groups()] == []
 
 
 class Slow(ToyTasks):

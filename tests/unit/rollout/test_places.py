@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loaded_engine import LoadedEngine
 from talk import Training, sampled, words
+from virtual import on_virtual_clock
 
 from sparring.rollout.load import Limiter, Places
 from sparring.testing.clock import run_virtual
@@ -74,18 +75,16 @@ async def rollouts(places: Places, count: int, turn: object = None) -> None:
             await places.acquire()
 
 
-def test_an_overload_cuts_once_until_the_cut_has_taken_effect() -> None:
-    async def main() -> None:
-        report = Report()
-        places = Places(100, report)
-        await rollouts(places, 1, lambda: report.turns(100, lost=31))
-        assert (places.limit, places.in_use) == (85, 99)
-        await rollouts(places, 13, lambda: report.turns(100, lost=90))
-        assert (places.limit, places.in_use) == (85, 86), "what they lost is the load from before"
-        await rollouts(places, 2, lambda: report.turns(100, lost=31))
-        assert places.limit == 72
-
-    run_virtual(main())
+@on_virtual_clock
+async def test_an_overload_cuts_once_until_the_cut_has_taken_effect() -> None:
+    report = Report()
+    places = Places(100, report)
+    await rollouts(places, 1, lambda: report.turns(100, lost=31))
+    assert (places.limit, places.in_use) == (85, 99)
+    await rollouts(places, 13, lambda: report.turns(100, lost=90))
+    assert (places.limit, places.in_use) == (85, 86), "what they lost is the load from before"
+    await rollouts(places, 2, lambda: report.turns(100, lost=31))
+    assert places.limit == 72
 
 
 def test_what_costs_little_is_no_overload() -> None:
@@ -98,28 +97,24 @@ def test_what_costs_little_is_no_overload() -> None:
     assert run_virtual(main())[0] == 100
 
 
-def test_they_come_back_and_not_while_requests_wait() -> None:
-    async def main() -> None:
-        report = Report()
-        places = Places(40, report)
-        await rollouts(places, 60, lambda: report.turns(100, lost=90))
-        low = places.limit
-        assert low < 20
-        await rollouts(places, 30, lambda: report.turns(100, waiting=1))
-        assert places.limit == low
-        await rollouts(places, 100, lambda: report.turns(100))
-        assert places.limit == 40 == places.in_use
-
-    run_virtual(main())
+@on_virtual_clock
+async def test_they_come_back_and_not_while_requests_wait() -> None:
+    report = Report()
+    places = Places(40, report)
+    await rollouts(places, 60, lambda: report.turns(100, lost=90))
+    low = places.limit
+    assert low < 20
+    await rollouts(places, 30, lambda: report.turns(100, waiting=1))
+    assert places.limit == low
+    await rollouts(places, 100, lambda: report.turns(100))
+    assert places.limit == 40 == places.in_use
 
 
-def test_an_engine_that_reports_nothing_leaves_the_bound() -> None:
-    async def main() -> None:
-        places = Places(7, lambda: {"generated_tokens": 5.0, "preemptions": 99.0})
-        await rollouts(places, 50)
-        assert places.limit == 7 == places.in_use
-
-    run_virtual(main())
+@on_virtual_clock
+async def test_an_engine_that_reports_nothing_leaves_the_bound() -> None:
+    places = Places(7, lambda: {"generated_tokens": 5.0, "preemptions": 99.0})
+    await rollouts(places, 50)
+    assert places.limit == 7 == places.in_use
 
 
 @settings(max_examples=50, deadline=None)

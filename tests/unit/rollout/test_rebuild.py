@@ -340,35 +340,31 @@ def test_a_harness_that_ends_earlier_than_before_starts_over() -> None:
     assert "the rollout ended with 2 recorded replies left" in str(done.broken[1].outcome.failure)
 
 
-@pytest.mark.parametrize("lives_s", [0.5, 1.1, 1.5, 2.4, 2.6, 3.6, 4.7, 5.9, 6.5, 7.1])
-def test_a_process_that_is_stopped_anywhere_is_gone_on_from(lives_s: float, tmp_path: Path) -> None:
-    weather = Weather(step_s=0.25)
-    assert process(tmp_path, weather, lives_s=lives_s) is None
-    num_durable = durable(tmp_path)
+@pytest.mark.parametrize(
+    ("step_s", "breaks", "lives_s"),
+    [
+        *((0.25, False, [life_s]) for life_s in (0.5, 1.1, 1.5, 2.4, 2.6, 3.6, 4.7, 5.9, 6.5, 7.1)),
+        (0.01, False, [1.1] * 5),
+        (0.25, True, [4.9]),
+    ],
+)
+def test_processes_that_are_stopped_anywhere_are_gone_on_from(
+    step_s: float, breaks: bool, lives_s: list[float], tmp_path: Path
+) -> None:
+    """Once, again and again, and after the world broke."""
+    weather = Weather(step_s=step_s)
+    if breaks:
+        weather.breaks = once(3, ToolHostError("503"))
+    num_durable = [0]
+    for life_s in lives_s:
+        assert process(tmp_path, weather, lives_s=life_s) is None
+        num_durable.append(durable(tmp_path))
+    assert num_durable == ([0, 3] if breaks else [0, 1, 2, 3, 4, 5]) or len(lives_s) == 1 and not breaks
+    assert weather.worlds == len(lives_s) + breaks
     done = process(tmp_path, weather)
     assert done is not None and everything(done) == everything(UNINTERRUPTED)
-    assert done.broken == () and done.rollout.attempt == 0
-    assert weather.requests == CLEAN.requests[num_durable:], "no turn that is durable is sampled again"
-
-
-def test_processes_that_are_stopped_again_and_again_end_with_the_same_rollout(tmp_path: Path) -> None:
-    weather, answered = Weather(step_s=0.01), 0
-    for _ in range(5):
-        assert process(tmp_path, weather, lives_s=1.1) is None
-        answered += 1
-        assert durable(tmp_path) == answered
-    done = process(tmp_path, weather)
-    assert done is not None and everything(done) == everything(UNINTERRUPTED)
-    assert weather.requests == CLEAN.requests[5:]
-
-
-def test_a_rollout_that_breaks_and_is_stopped_goes_on(tmp_path: Path) -> None:
-    weather = Weather(step_s=0.25, breaks=once(3, ToolHostError("503")))
-    assert process(tmp_path, weather, lives_s=4.9) is None
-    assert weather.worlds == 2 and durable(tmp_path) == 3
-    done = process(tmp_path, weather)
-    assert done is not None and everything(done) == everything(UNINTERRUPTED)
-    assert weather.requests == CLEAN.requests[3:]
+    assert breaks or (done.broken == () and done.rollout.attempt == 0)
+    assert weather.requests == CLEAN.requests[num_durable[-1] :], "no turn that is durable is sampled again"
 
 
 def test_a_world_that_answers_differently_in_the_next_process_starts_over(tmp_path: Path) -> None:

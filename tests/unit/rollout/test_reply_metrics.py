@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 from conversations import TOOL
+from segments import sampled
 
-from sparring.generation import Runs
 from sparring.observe.metrics import Metrics
 from sparring.rollout.metrics import WARNED_ABOVE, Warnings, measure, shortfalls
 from sparring.testing.toy import toy_task
@@ -25,17 +25,7 @@ def rollout(*replies: Message, tools: tuple[ToolSpec, ...] = (TOOL,), **of_last:
         at, first = len(segments), not segments
         prompt = Message(role="user", content="?")
         told = Segment(index=at, parent=None if first else at - 1, source="prompt", tokens=(1,) * 10, message=prompt)
-        said = Segment(
-            index=at + 1,
-            parent=at,
-            source="policy",
-            tokens=(2,) * 5,
-            message=reply,
-            model="policy",
-            logprobs=(-1.0,) * 5,
-            versions=Runs.of(0, 5),
-            finish_reason="stop",
-        )
+        said = sampled(at + 1, at, (2,) * 5, message=reply, logprobs=(-1.0,) * 5, finish_reason="stop")
         segments += [replace(told, tools=tools) if first else told, said]
     if of_last:
         segments[-1] = replace(segments[-1], **of_last)  # type: ignore[arg-type]

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from refusals import refused_at
+from segments import sampled
 
-from sparring.generation import Runs
 from sparring.rollout.scorers.turn_scorer import TurnScorer
 from sparring.types import Outcome, Rollout, Score, Segment, Task, Trajectory
 
@@ -37,16 +37,7 @@ def context(index: int, parent: int | None, *tokens: int) -> Segment:
 
 
 def turn(index: int, parent: int, *tokens: int) -> Segment:
-    count = len(tokens)
-    return Segment(
-        index=index,
-        parent=parent,
-        source="policy",
-        tokens=tokens,
-        model="policy",
-        logprobs=(-0.5,) * count,
-        versions=Runs.of(0, count),
-    )
+    return sampled(index, parent, tokens)
 
 
 def rollout(*roles: tuple[Segment, ...]) -> Rollout:

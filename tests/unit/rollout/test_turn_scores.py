@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 from fates import FatedBoxes, Fates, make_stack
+from segments import sampled
 
 from sparring.envs.answers import rated
 from sparring.envs.base import final_text
 from sparring.errors import HarnessError
-from sparring.generation import Runs
 from sparring.harness.chat import ChatHarness
 from sparring.rollout.episode import GuardedEnv
 from sparring.rollout.runner import Finished, RolloutRunner
@@ -21,7 +21,6 @@ from sparring.types import (
     Observation,
     Outcome,
     Score,
-    Segment,
     Task,
     ToolCall,
     Trajectory,
@@ -89,18 +88,7 @@ SAYS = Message(role="assistant", content="3")
 def asked(*replies: tuple[Label, Message]) -> Trajectory:
     """Replies to requests that a client made in this order."""
     segments = tuple(
-        Segment(
-            index=at,
-            parent=None,
-            source="policy",
-            tokens=(at,),
-            message=message,
-            model="policy",
-            logprobs=(-0.5,),
-            versions=Runs.of(0, 1),
-            label=label,
-        )
-        for at, (label, message) in enumerate(replies)
+        sampled(at, None, (at,), message=message, label=label) for at, (label, message) in enumerate(replies)
     )
     outcome = Outcome(kind="completed", reason="answered")
     return Trajectory(id="rl/0/0", task="t", role="policy", segments=segments, outcome=outcome)

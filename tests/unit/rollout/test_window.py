@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from virtual import on_virtual_clock
 
 from sparring.errors import BadInput
 from sparring.rollout.config import RolloutConfig, RolloutLimitsConfig, TimeoutsConfig
@@ -24,25 +25,21 @@ async def admitted(window: Window) -> list[int]:
     return indices
 
 
-def test_a_synchronous_window_admits_one_step_at_a_time() -> None:
-    async def main() -> None:
-        window = Window(3, 0)
-        assert await admitted(window) == [0, 1, 2]
-        assert await admitted(window) == []
-        window.release(1)
-        assert await admitted(window) == [3, 4, 5]
-
-    asyncio.run(main())
+@on_virtual_clock
+async def test_a_synchronous_window_admits_one_step_at_a_time() -> None:
+    window = Window(3, 0)
+    assert await admitted(window) == [0, 1, 2]
+    assert await admitted(window) == []
+    window.release(1)
+    assert await admitted(window) == [3, 4, 5]
 
 
-def test_a_wider_window_admits_the_steps_ahead_of_it() -> None:
-    async def main() -> None:
-        window = Window(2, 2)
-        assert await admitted(window) == [0, 1, 2, 3, 4, 5]
-        window.release(1)
-        assert await admitted(window) == [6, 7]
-
-    asyncio.run(main())
+@on_virtual_clock
+async def test_a_wider_window_admits_the_steps_ahead_of_it() -> None:
+    window = Window(2, 2)
+    assert await admitted(window) == [0, 1, 2, 3, 4, 5]
+    window.release(1)
+    assert await admitted(window) == [6, 7]
 
 
 @settings(deadline=None)
@@ -66,13 +63,11 @@ def test_admission_is_what_the_law_says(groups_per_step: int, max_lag: int, rele
     asyncio.run(main())
 
 
-def test_nothing_is_admitted_that_no_step_would_take() -> None:
-    async def main() -> None:
-        window = Window(2, 5, total_steps=3)
-        assert await admitted(window) == [0, 1, 2, 3, 4, 5]
-        assert await window.acquire() is None
-
-    asyncio.run(main())
+@on_virtual_clock
+async def test_nothing_is_admitted_that_no_step_would_take() -> None:
+    window = Window(2, 5, total_steps=3)
+    assert await admitted(window) == [0, 1, 2, 3, 4, 5]
+    assert await window.acquire() is None
 
 
 def test_a_second_model_may_release_the_same_step() -> None:

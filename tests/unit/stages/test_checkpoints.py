@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from rank_threads import RankThread
+from stored import sql
 
 from sparring.cluster.ranks import RankTrainer
 from sparring.cluster.trainer import TrainerParts
@@ -142,10 +143,10 @@ def test_a_save_does_not_look_at_every_checkpoint_there_ever_was(tmp_path: Path)
             assert counted.asked == 1
             kept = [2, until - 1, until]  # the first of the best, and the last two
             assert [ref.step for ref in store.checkpoints("rl")] == kept
-            rows = store._rows("SELECT step, length(state) > 1000 FROM checkpoints WHERE superseded = 0 ORDER BY step")
-            assert rows == [(step, 1) for step in kept], "no row counts whose weights are gone"
-            ((size,),) = store._rows("SELECT sum(length(state)) FROM checkpoints WHERE superseded = 1")
-            assert size == 0, "nor does its state take room"
+        rows = sql(tmp_path, "SELECT step, length(state) > 1000 FROM checkpoints WHERE superseded = 0 ORDER BY step")
+        assert rows == [(step, 1) for step in kept], "no row counts whose weights are gone"
+        [(size,)] = sql(tmp_path, "SELECT sum(length(state)) FROM checkpoints WHERE superseded = 1")
+        assert size == 0, "nor does its state take room"
 
     asyncio.run(life(5))
     asyncio.run(life(8))

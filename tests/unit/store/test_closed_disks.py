@@ -10,7 +10,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from test_sqlite import make_group
+from recorded import make_group
 
 from sparring.store.sqlite import SqliteStore
 

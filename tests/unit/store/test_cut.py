@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from test_sqlite import make_group, make_segment
+from recorded import make_group, make_segment
+from stored import sql
 
 from sparring.errors import BadInput, StoreError
 from sparring.log import LogEntry
@@ -56,9 +57,9 @@ def fill(folder: Path, copied: Literal["never", "half", "late", "all"]) -> tuple
             write()
             states.append(state(store))
         if (copied, number) in (("half", 1), ("late", 1), ("all", 3)):
-            store._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            sql(folder, "PRAGMA wal_checkpoint(TRUNCATE)")
     if copied == "late":  # as `_copy_log` does it: the log stays
-        store._database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        sql(folder, "PRAGMA wal_checkpoint(PASSIVE)")
     files = {name: (folder / name).read_bytes() for name in ("store.sqlite", "store.sqlite-wal")}
     store.close()
     return files, states
@@ -150,7 +151,7 @@ def test_a_page_that_would_read_as_zeros_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "store.sqlite"
     store = SqliteStore(path)
     store.put("numbers", [7] * 10_000)
-    store._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    sql(tmp_path, "PRAGMA wal_checkpoint(TRUNCATE)")
     store.put("late", 1)
     files = {name: (tmp_path / name).read_bytes() for name in ("store.sqlite", "store.sqlite-wal")}
     store.close()

@@ -10,18 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded import make_group, make_segment
+from stored import sql
 
 from sparring.errors import BadInput, StoreError
-from sparring.generation import Runs
 from sparring.store.sqlite import SqliteStore
-from sparring.types import CheckpointRef, Group, Message, Outcome, Rollout, Score, Segment, Task, Trajectory
+from sparring.types import CheckpointRef
 
 WRITER = """
 import sys
 from pathlib import Path
 from sparring.store.sqlite import SqliteStore
 sys.path.insert(0, sys.argv[2])
-from test_sqlite import make_group, make_segment
+from recorded import make_group, make_segment
 store = SqliteStore(sys.argv[1])
 number = len(list(store.groups()))
 while True:
@@ -39,7 +40,7 @@ import resource, sys
 from sparring.errors import StoreError
 from sparring.store.sqlite import SqliteStore
 sys.path.insert(0, sys.argv[2])
-from test_sqlite import make_group
+from recorded import make_group, make_segment
 store = SqliteStore(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
 for number in range(10_000):
@@ -51,50 +52,6 @@ for number in range(10_000):
 assert len(list(store.groups())) == number
 store.close()
 """
-
-
-def make_segment(number: int, size: int = 4) -> Segment:
-    """A sampled segment that tells its number."""
-    runs = Runs.of(number, size)
-    return Segment(
-        index=0,
-        parent=None,
-        source="policy",
-        tokens=(number,) * size,
-        model="policy",
-        logprobs=(-1.0 / (number + 1),) * size,
-        versions=runs,
-        kv_versions=runs,
-    )
-
-
-def make_group(number: int, size: int = 4) -> Group:
-    """A group of two that tells its number."""
-    task = Task(id=f"task-{number}", env="toy", messages=(Message(role="user", content="?"),))
-    trajectory = Trajectory(
-        id=f"rl/{number}/0",
-        task=task.id,
-        role="policy",
-        segments=(make_segment(number, size),),
-        outcome=Outcome(kind="completed", reason="answered"),
-    )
-    rollouts = tuple(
-        Rollout(
-            id=f"rl/{number}/{place}",
-            task=task,
-            index=place,
-            attempt=0,
-            purpose="train",
-            trajectories=(Trajectory(**{**_fields(trajectory), "id": f"rl/{number}/{place}"}),),
-        )
-        for place in range(2)
-    )
-    scores = (Score(reward=1.0), Score(reward=0.0))
-    return Group(id=f"rl/{number}", index=number, task=task, rollouts=rollouts, scores=scores, version=number)
-
-
-def _fields(trajectory: Trajectory) -> dict[str, object]:
-    return {name: getattr(trajectory, name) for name in Trajectory.__dataclass_fields__}
 
 
 def integrity(path: Path) -> str:
@@ -287,11 +244,9 @@ def test_another_version_is_refused_by_its_number_and_not_written(
 
 
 def test_entries_about_one_id_are_found_by_an_index(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "store.sqlite")
-    plan = store._rows(
-        "EXPLAIN QUERY PLAN SELECT row FROM log WHERE row > 7 AND superseded = 0 AND stage = 'rl' AND name = 'rl/1'"
-    )
-    store.close()
+    SqliteStore(tmp_path / "store.sqlite").close()
+    asked = "SELECT row FROM log WHERE row > 7 AND superseded = 0 AND stage = 'rl' AND name = 'rl/1'"
+    plan = sql(tmp_path, f"EXPLAIN QUERY PLAN {asked}")
     assert [line[-1] for line in plan] == ["SEARCH log USING INDEX log_by_name (name=? AND rowid>?)"]
 
 
@@ -300,10 +255,7 @@ def test_damaged_rows_are_reported(tmp_path: Path) -> None:
     store = SqliteStore(path)
     store.append(make_group(0), stage="rl")
     store.close()
-    connection = sqlite3.connect(path)
-    connection.execute("UPDATE groups SET data = x'c1'")
-    connection.commit()
-    connection.close()
+    sql(path, "UPDATE groups SET data = x'c1'")
     store = SqliteStore(path)
     with pytest.raises(StoreError, match="damaged data"):
         list(store.groups())
@@ -315,7 +267,7 @@ def error_of(store: SqliteStore, number: int = 0) -> str:
     with pytest.raises(StoreError) as caught:
         store.append(make_group(number), stage="rl")
         list(store.groups())
-    assert str(caught.value).startswith(f"{store._path}: expected to ")
+    assert "store.sqlite: expected to " in str(caught.value)
     return str(caught.value).partition(", got ")[2]
 
 

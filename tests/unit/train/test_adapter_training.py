@@ -5,6 +5,7 @@ import asyncio
 
 import pytest
 import torch
+from saved import saved_optimiser
 
 from sparring.algo.config import AlgoConfig
 from sparring.algo.loss.policy import PolicyLoss
@@ -46,11 +47,11 @@ def train(model, steps, *, restore=None, save_at=None, path=None, threads=1):
             if batch.step == save_at:
                 ref = await trainer.save(str(path), stage="rl", metrics={})
         published = await trainer.push()
+        optimiser = await saved_optimiser(trainer)
         await trainer.close()
-        return published, metrics, ref
+        return published, optimiser, metrics, ref
 
-    published, metrics, ref = asyncio.run(main())
-    return published, trainer._optimiser.state(), metrics, ref
+    return asyncio.run(main())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -82,14 +83,8 @@ def test_resume_is_bitwise_and_small(folder, make_batch, dtype, tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_sampled_under_each_pushed_version_is_trained_with_difference_zero(folder, dtype):
     """Three rounds: sample, train on it, push in flight. One bit of the adapter shows."""
-    trainer = LocalTrainer(
-        load(folder, dtype=dtype),
-        TrainConfig(learning_rate=1e-2),
-        [PolicyLoss(AlgoConfig())],
-        name="policy",
-        total_steps=9,
-        threads=1,
-    )
+    model, config = load(folder, dtype=dtype), TrainConfig(learning_rate=1e-2)
+    trainer = LocalTrainer(model, config, [PolicyLoss(AlgoConfig())], name="policy", total_steps=9, threads=1)
 
     async def rounds(engine):
         found = []
@@ -102,10 +97,10 @@ def test_sampled_under_each_pushed_version_is_trained_with_difference_zero(folde
             rows = tuple(row(request, answer, step) for request, answer in zip(asked, answers, strict=True))
             batch = Batch(step=step, model="policy", rows=rows, denominators={"policy": 72})
             if step == 4:
-                _name, factor = next(iter(trainer._trained.parameters().items()))
+                factor = next(iter(model.adapters.everywhere.parameters().values()))
                 with torch.no_grad():
                     factor[0, 0] += 1e-2
-                trainer._trained.refresh()
+                model.adapters.everywhere.refresh()
             found.append(await trainer.forward_backward(batch))
             await trainer.step()
             await engine.pull(await trainer.push())

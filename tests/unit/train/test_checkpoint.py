@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from saved import saved_optimiser
 
 from sparring.algo.config import AlgoConfig
 from sparring.algo.loss.policy import PolicyLoss
@@ -34,15 +35,12 @@ def train(model, steps, *, restore=None, save_at=None, folder=None, **settings):
             await trainer.step()
             if batch.step == save_at:
                 ref = await trainer.save(str(folder), stage="rl", metrics={"reward": 0.5})
+        optimiser = await saved_optimiser(trainer)
         await trainer.close()
-        return ref
+        return optimiser, ref
 
-    ref = asyncio.run(main())
-    return (
-        {name: value.clone() for name, value in model.state().items()},
-        {name: value.clone() for name, value in trainer._optimiser.state().items()},
-        ref,
-    )
+    optimiser, ref = asyncio.run(main())
+    return {name: value.clone() for name, value in model.state().items()}, optimiser, ref
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from saved import saved_optimiser
 
 from sparring.algo.config import AlgoConfig
 from sparring.algo.loss.imitate import ImitateLoss
@@ -244,12 +245,13 @@ def test_clipping_bounds_the_global_norm(make_model, make_batch):
 
     async def once(trainer):
         await trainer.forward_backward(make_batch())
-        return await trainer.step()
+        return await trainer.step(), await saved_optimiser(trainer)
 
     for clip, expected in ((0.01, 0.01), (0.0, None), (100.0, None)):
         trainer = make_trainer(make_model(), gradient_clip=clip)
-        norm = run(trainer, once).metrics["grad_norm"]
-        moments = [value for name, value in trainer._optimiser.state().items() if name.startswith("exp_avg/")]
+        result, state = run(trainer, once)
+        norm = result.metrics["grad_norm"]
+        moments = [value for name, value in state.items() if name.startswith("exp_avg/")]
         length = torch.cat([moment.flatten() for moment in moments]).norm().item() / 0.1
         assert norm > 0.01 and length == pytest.approx(expected or norm, rel=1e-4)
 
@@ -302,7 +304,7 @@ def test_bfloat16_trains_float32_masters(make_model, make_batch):
         for step in range(1, 4):
             await trainer.forward_backward(make_batch(step))
             await trainer.step()
-        return trainer._optimiser.state()
+        return await saved_optimiser(trainer)
 
     state = run(make_trainer(model, learning_rate=1e-5, token_budget=20), steps)
     weights = model.state()

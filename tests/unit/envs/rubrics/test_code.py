@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from sparring.envs.rubrics.code import ProgramTests
 from sparring.envs.rubrics.config import Code
 from sparring.errors import BadInput, SandboxError
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
-from sparring.sandbox.config import SandboxConfig
 from sparring.types import BoxSpec, Task
 
 CASES = [{"stdin": "2 3\n", "stdout": "5\n"}, {"stdin": "-1 1", "stdout": "0"}]
@@ -23,22 +21,6 @@ BOX = BoxSpec(timeout_s=0.5, memory_bytes=128 << 20)
 
 def task(tests: Any) -> Task:
     return Task(id="t", env="e", messages=(), data={"tests": tests}, box=BOX)
-
-
-@pytest.fixture(scope="module")
-def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as runner:
-        yield runner
-
-
-@pytest.fixture(scope="module")
-def boxes(runner: asyncio.Runner) -> Iterator[BubblewrapBoxes]:
-    async def made() -> BubblewrapBoxes:
-        return BubblewrapBoxes(SandboxConfig(servers=1))
-
-    boxes = runner.run(made())
-    yield boxes
-    runner.run(boxes.close())
 
 
 async def reward_of(boxes: BubblewrapBoxes, completion: str, tests: Any, **part: Any) -> float:

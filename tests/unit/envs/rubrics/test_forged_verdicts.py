@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from sparring.envs.rubrics.code import ProgramTests
 from sparring.envs.rubrics.config import Code
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
-from sparring.sandbox.config import SandboxConfig
 from sparring.types import BoxSpec, Task
 
 BOX = BoxSpec(timeout_s=2.0, memory_bytes=128 << 20)
@@ -167,22 +165,6 @@ FORGERIES = {
         PLAIN,
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as runner:
-        yield runner
-
-
-@pytest.fixture(scope="module")
-def boxes(runner: asyncio.Runner) -> Iterator[BubblewrapBoxes]:
-    async def made() -> BubblewrapBoxes:
-        return BubblewrapBoxes(SandboxConfig(servers=2))
-
-    boxes = runner.run(made())
-    yield boxes
-    runner.run(boxes.close())
 
 
 async def worth(boxes: BubblewrapBoxes, completion: str, tests: Any) -> float:
