@@ -78,9 +78,6 @@ verl 0.9.1 in a separate process | `make test-peers` |
 | `turn_level`, `gigpo`, `process`, `hierarchical`, `rae`, `topr`, `vespo`, `m2po` | the exact mean of the gradient over all outcomes of a \
 bandit with two turns | `pytest tests/parity/test_enumerated_bandit.py` |
 | `reinforce`, `gae`, `rloo`, `grpo`, `gigpo`, `turn_level`, `process`, `prime`, `reinforce_plus_plus`, `optimal_token_baseline` | the exact mean of the gradient in bandits that branch: sub-agents, a summary, a deleted reply | `pytest tests/parity/test_branched_bandit.py` |
-| `survival = "inverse"`: updates that lose rollouts by a hazard per turn, with `reinforce`, `rloo` and `grpo` without its \
-deviation | the exact gradient of the reward without losses, over all possible samples and losses | \
-`pytest tests/parity/test_inverse_survival.py` |
 | returns and values across tool calls, groups of equal rewards, missing parts, denominators, positions of teachers' scores | sums \
 from public bug reports of nine trainers, worked by hand | `pytest tests/parity/test_golden_reports.py` |
 

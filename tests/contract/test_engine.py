@@ -108,7 +108,6 @@ ENGINES = {
 }
 KEEPS_NOTHING = {openai}
 REFUSED = {
-    "fork": {"openai": "an engine that can fork, got an OpenAI-compatible server"},
     "score": {
         "scripted": "a model's distribution, got a scripted engine",
         "watched": "a model's distribution, got a scripted engine",
@@ -364,47 +363,6 @@ def test_abort_reaches_a_caller_that_does_not_stream(serve, exact):
 
     answer = serve(scenario)
     assert answer.finish_reason == "abort" and len(answer.tokens) < 3000
-
-
-@able_to("fork")
-def test_a_fork_names_requests_that_continue_one_under_way(serve, exact):
-    async def scenario(engine):
-        with pytest.raises(EngineError):
-            await engine.fork("never heard of", {"a": 7})
-        stream, got = engine.stream(turn(2, max_tokens=3000, stop=())), []
-        got.append(await anext(stream))
-        branches = await engine.fork("r2", {"a": 4, "b": 6})
-        answers = [await engine.generate(branch) for branch in map(short, branches)]
-        await engine.abort("r2")
-        got += [piece async for piece in stream]
-        plain = [await engine.generate(replace(branch, conversation=None)) for branch in map(short, branches)]
-        for branch in branches:
-            await engine.release(branch.conversation)
-        return branches, answers, plain, got[-1]
-
-    def short(branch):
-        return replace(branch, sampling=replace(branch.sampling, max_tokens=9))
-
-    (one, other), answers, plain, trunk = serve(scenario)
-    assert same(answers, plain, exact)
-    assert answers[0].tokens != answers[1].tokens
-    assert one.tokens == other.tokens == (*PROMPT, *trunk.tokens)[: len(one.tokens)] and len(one.tokens) > len(PROMPT)
-    assert [(b.id, b.conversation, b.sampling.seed) for b in (one, other)] == [("a", "a", 4), ("b", "b", 6)]
-    assert one.sampling.max_tokens == 3000 - (len(one.tokens) - len(PROMPT))
-    if exact:
-        assert [answer.cached_tokens for answer in answers] == [len(one.tokens) - 1] * 2
-
-
-@unable_to("fork")
-def test_a_fork_is_refused_by_name(serve, said):
-    async def scenario(engine):
-        stream = engine.stream(turn(2, max_tokens=3000, stop=()))
-        await anext(stream)
-        with pytest.raises(EngineError, match=f"expected {said}"):
-            await engine.fork("r2", {"a": 4})
-        await stream.aclose()
-
-    serve(scenario)
 
 
 async def scored(engine):

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import signal
-from contextlib import aclosing
 
 import pytest
 from forked import finished
@@ -104,36 +102,14 @@ def test_the_server_compiles_the_text_rules_of_a_request(checkpoint, served):
             await engine.generate(ask(5, stop_strings=("",)))
         with pytest.raises(RequestRefused, match="the grammar of the calls, .*got none"):
             await engine.generate(asks[-1])
-        return await scenario(engine), await forked(engine, renderer)
+        return await scenario(engine)
 
     with served(checkpoint) as (_, url):
-        found, branches = on(url, remote)
+        found = on(url, remote)
     assert found == asyncio.run(local())
     assert all(answer.finish_reason == "stop" for answer in found[1:])
     (call,) = renderer.parse(found[-1].tokens, [ToolSpec(description="", **ADD)]).tool_calls
     assert call.name == "add" and call.arguments == {"a": 7}
-    digits = [renderer.decode(tokens).partition("<|")[0] for tokens in branches]
-    assert all(re.fullmatch("[0-9]{300,400}", text) for text in digits)
-    assert len(set(digits)) > 1
-
-
-async def forked(engine, renderer):
-    """The whole turn of each branch of a constrained request."""
-    rule = Constraint(kind="regex", source="[0-9]{300,400}")
-    asked = renderer.bind(ask(6, constraint=rule, stop=renderer.stop_ids, max_tokens=480))
-    for _ in range(20):  # it may be over before the fork comes
-        async with aclosing(engine.stream(asked)) as stream:
-            first = await anext(stream)
-            try:
-                branches = await engine.fork("r6", {"a": 1, "b": 2})
-                break
-            except RequestRefused:
-                continue
-    turns = [(*branch.tokens[len(PROMPT) :], *(await engine.generate(branch)).tokens) for branch in branches]
-    for branch in branches:
-        await engine.release(branch.conversation)
-    assert all(turn[: len(first.tokens)] == first.tokens for turn in turns)
-    return turns
 
 
 def test_an_interrupted_server_answers_running_requests_with_an_error(roomy, served, tmp_path):

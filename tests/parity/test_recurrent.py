@@ -1,7 +1,7 @@
 """Models with recurrent state under fast numerics: as close to float64 as the library, in the engine and in the
 trainer.
 
-Whatever the engine does to a request (chunks, neighbours, preemption, turns, forks, updates), the log-probabilities
+Whatever the engine does to a request (chunks, neighbours, preemption, turns, updates), the log-probabilities
 that it returns are those of a forward of the whole sequence, up to rounding: a state that is lost, stale or another
 sequence's is not.
 """
@@ -281,26 +281,6 @@ def test_a_turn_that_leaves_the_last_one_begins_anew(family, path_of):
 
     changed, answer = serve(scenario, path_of(family))
     assert answer.cached_tokens == 0 and agrees(model, changed, answer)
-
-
-@one_family
-def test_branches_of_a_request_go_on_from_a_copy_of_its_state(family, path_of):
-    model, asked = fast(path_of(family)), request(2, max_tokens=150)
-
-    async def scenario(engine):
-        stream, seen = engine.stream(asked), 0
-        while seen < 20:
-            seen += len((await anext(stream)).tokens)
-        branches = await engine.fork(asked.id, {"a": 11, "b": 12})
-        answers = await asyncio.gather(*map(engine.generate, branches))
-        *_, own = [piece async for piece in stream]
-        return [*zip(branches, answers, strict=True), (asked, own)]
-
-    (a, first), (b, second), (_, own) = done = serve(scenario, path_of(family))
-    assert all(agrees(model, request, answer) for request, answer in done)
-    assert first.cached_tokens == second.cached_tokens == len(a.tokens) - 1 > 40
-    assert len({first.tokens, second.tokens, own.tokens[-len(first.tokens) :]}) == 3
-    assert a.tokens == b.tokens == (*asked.tokens, *own.tokens)[: len(a.tokens)]
 
 
 @one_family

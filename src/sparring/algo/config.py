@@ -124,10 +124,6 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     other groups (DAPO). Without it they count in the denominator; they are computed only if something other than the
     advantage, such as a KL penalty, gives their tokens a gradient."""
 
-    survival: Literal["none", "inverse"] = "none"
-    """`inverse` divides each rollout's weight by the probability that infrastructure failures spare it, so that
-    rollouts which are lost more often, such as long ones, are trained as if none were lost."""
-
     control: Literal["none", "shuffled"] = "none"
     """`shuffled` permutes the rewards over all rollouts of an update: a control experiment, which must learn
     nothing."""

@@ -1,4 +1,4 @@
-"""Credit pipeline of a config: shaping, filters, the credit rule, aggregation and survival weights."""
+"""Credit pipeline of a config: shaping, filters, the credit rule and aggregation."""
 
 from __future__ import annotations
 
@@ -10,17 +10,12 @@ from sparring.algo.config import AlgoConfig
 from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.shuffled import Shuffled
 from sparring.algo.own import naming
-from sparring.algo.survival import InverseSurvival
 from sparring.protocols import Credit
 from sparring.types import Group, Sample
 
-SURVIVAL = "survival"
-"""Key of the survival weights' part of the state."""
-
 
 class CreditPipeline:
-    """Pipeline around a credit rule: shaping and filters of groups before it, aggregation and survival weights after
-    it.
+    """Pipeline around a credit rule: shaping and filters of groups before it, aggregation after it.
 
     Difficulty and right answers are judged by the score before shaping, the zero-variance filter by rewards after
     shaping. A filtered group gives an empty list, and no rule sees it. Implements `Credit`.
@@ -33,7 +28,6 @@ class CreditPipeline:
         self._config = config
         self._rule = config.credit.open()
         self._max_tokens = config.max_tokens or max_tokens
-        self._survival = InverseSurvival() if config.survival == "inverse" else None
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         config, shaped = self._config, list(groups)
@@ -47,8 +41,6 @@ class CreditPipeline:
         aggregated_rows = [
             aggregated(next(credited), config.aggregation, self._max_tokens) if stay else [] for stay in stays
         ]
-        if self._survival is not None:
-            aggregated_rows = self._survival.weighted(groups, aggregated_rows)
         if config.right_answers is None:
             return aggregated_rows
         return [config.right_answers.imitated(group, rows) for group, rows in zip(groups, aggregated_rows, strict=True)]
@@ -57,13 +49,10 @@ class CreditPipeline:
         return denominator(rows, self._config.aggregation)
 
     def state(self) -> Mapping[str, Any]:
-        survival = {} if self._survival is None else {SURVIVAL: self._survival.state()}
-        return {**self._rule.state(), **survival}
+        return self._rule.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._rule.restore({name: value for name, value in state.items() if name != SURVIVAL})
-        if self._survival is not None:
-            self._survival.restore(state[SURVIVAL])
+        self._rule.restore(state)
 
     def _passes_filters(self, group: Group, shaped: Group) -> bool:
         difficulty = self._config.difficulty

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 from sparring.engine.adapters.client import completion_of
-from sparring.engine.derived import prompt_logprobs
 from sparring.engine.members import E, FleetMember, FleetTurn, Keeper, Unkept
 from sparring.engine.pieces import completed, completion_alone, told_completion
+from sparring.engine.prompt_logprobs import prompt_logprobs
 from sparring.errors import EngineError, RequestRefused, WeightsError
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
 from sparring.log import Report, log_event
@@ -152,18 +152,6 @@ class Fleet(Generic[E]):
                 turn.aborted = True
             if turns:
                 await self._tell(member, partial(member.engine.abort, request))
-
-    async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
-        """Return requests that continue a running one, at its engine."""
-        running = [member for member in self._members for turn in member.turns if turn.id == request]
-        if self.closed or len(running) != 1:
-            got = f"{len(running)}; send new requests"
-            raise EngineError(f"fork of {request}: expected one running request of this id, got {got}")
-        with self._at(running[0], call := FleetTurn("")):
-            branches = await running[0].wait(call, partial(running[0].engine.fork, request, seeds))
-        for name in seeds:
-            _remember(self._homes, name, running[0], CONVERSATIONS)
-        return branches
 
     async def score(self, request: ScoreRequest) -> Scores:
         while True:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
 from sparring.engine.check import EngineLimits, check_request, check_score
 from sparring.engine.config import PAGE_SIZE, EngineConfig
-from sparring.engine.derived import prompt_logprobs
 from sparring.engine.metrics import Latencies
+from sparring.engine.prompt_logprobs import prompt_logprobs
 from sparring.engine.reply import Reply
 from sparring.engine.sequence import Sequence
 from sparring.engine.sizes import Sizes
@@ -123,12 +123,6 @@ class NativeEngine:
 
     async def abort(self, request: str) -> None:
         self._worker.tell(lambda: self._worker.abort(request))
-
-    async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
-        """Return requests that continue a running one. Computed pages are parked for each branch as for the next turn
-        of a conversation: a branch recomputes nothing, unless its pages were evicted, or weights were updated before or
-        after the fork."""
-        return await self._worker.call(EngineError, f"fork of {request}", lambda: self._worker.fork(request, seeds))
 
     async def score(self, request: ScoreRequest) -> Scores:
         """Compute log-probabilities of given tokens, scheduled with the requests that generate and within the same

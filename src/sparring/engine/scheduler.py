@@ -9,7 +9,7 @@ of pages, the request of the lowest rank returns its pages and is prefilled agai
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from typing import NamedTuple
 
@@ -153,12 +153,6 @@ class StepScheduler:
             else:
                 self.remove(sequence)
         return sequences
-
-    def fork(self, sequence: Sequence, conversations: Iterable[str]) -> None:
-        """Park the memory of a request for other conversations, if the served weights computed all of it."""
-        if sequence.oldest == sequence.served.version:
-            for conversation in conversations:
-                self.memory.park_copy(sequence, conversation)
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a waiting or running request; unknown ones are ignored."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import xxhash
 
-from sparring.engine.derived import branch_of
 from sparring.engine.pieces import joined_runs
 from sparring.errors import EngineError, WeightsError
 from sparring.generation import Completion, Delta, FinishReason, GenerateRequest, Runs, ScoreRequest, Scores
@@ -126,14 +125,6 @@ class ScriptedEngine:
         raise EngineError(
             f"score {request.id}: expected a model's distribution, got a scripted engine; ask a native one"
         )
-
-    async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
-        turns = [turn for turn in self._live if turn.request.id == request]
-        if self._closed or len(turns) != 1:
-            raise EngineError(f"fork of {request}: expected one request of this id in flight, got {len(turns)}")
-        [turn] = turns
-        self.held.update(dict.fromkeys(seeds, (*turn.request.tokens, *turn.sampled)))
-        return tuple(branch_of(turn.request, turn.sampled, *branch) for branch in seeds.items())
 
     async def release(self, conversation: str) -> None:
         self.held.pop(conversation, None)

@@ -3,7 +3,6 @@
     GET  /v1/model      description of the model and its version
     POST /v1/generate   a Completion, or with "stream" server-sent events
     POST /v1/abort      end a request with the tokens sampled so far
-    POST /v1/fork       requests that continue a running one
     POST /v1/score      log-probabilities of given tokens
     POST /v1/release    drop the KV of a conversation
     POST /v1/weights    serve other weights or another adapter, fetched from where they were published
@@ -264,13 +263,6 @@ class TokenServer:
         form = await self._body(request, wire.AbortForm)
         await self._engine.abort(form.id)
         return _json({})
-
-    async def _fork(self, request: Request) -> Response:
-        form = await self._body(request, wire.ForkForm)
-        branches = await self._engine.fork(form.id, form.seeds)
-        for branch in branches:
-            self._prompts.remember(branch.conversation, self._prompts.whole(None, None, branch.tokens))
-        return _json([wire.generate_form(branch, deltas=None) for branch in branches])
 
     async def _score(self, request: Request) -> Response:
         wanted = self._named(wire.noun(await self._body(request, wire.ScoreForm), ScoreRequest))

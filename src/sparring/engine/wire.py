@@ -109,13 +109,6 @@ class AbortForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     id: str
 
 
-class ForkForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Request to branch a running request: the seed of each branch by its name."""
-
-    id: str
-    seeds: dict[str, int]
-
-
 class ReleaseForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Request to drop the keys and values of a conversation."""
 
@@ -178,7 +171,6 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
 POSTS: Mapping[str, tuple[type, Any]] = {
     "generate": (GenerateForm, Completion),
     "abort": (AbortForm, None),
-    "fork": (ForkForm, list[GenerateForm]),
     "score": (ScoreForm, Scores),
     "release": (ReleaseForm, None),
     "weights": (WeightForm, None),
@@ -251,9 +243,9 @@ def decode(data: bytes, kind: type[T], where: str) -> T:
         return msgspec.json.decode(data, type=kind)
 
 
-def generate_form(request: GenerateRequest, *, deltas: bool | None) -> GenerateForm:
-    """Convert a request to its form, with stop strings and constraint as text, for the server to bind again. With
-    `deltas` None the answer is not streamed.
+def generate_form(request: GenerateRequest, *, deltas: bool) -> GenerateForm:
+    """Convert a request to the form of a streamed request, with stop strings and constraint as text, for the server to
+    bind again.
 
     Raises:
         RequestRefused: the request has Python functions whose text is not in its sampling.
@@ -265,9 +257,7 @@ def generate_form(request: GenerateRequest, *, deltas: bool | None) -> GenerateF
         expected = "stop strings and constraint as text"
         raise RequestRefused(f"request {request.id}: expected {expected}, got {got}; set them in its sampling")
     values = {name: getattr(request, name) for name in _Generate.__struct_fields__ if name != "sampling"}
-    return GenerateForm(
-        **values, sampling=SamplingForm(**_fields(request.sampling)), stream=deltas is not None, deltas=deltas
-    )
+    return GenerateForm(**values, sampling=SamplingForm(**_fields(request.sampling)), stream=True, deltas=deltas)
 
 
 def generate_request(form: GenerateForm) -> GenerateRequest:

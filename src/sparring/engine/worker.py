@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -16,7 +16,6 @@ from sparring.engine.adapter_table import AdapterTable
 from sparring.engine.cache.kv import KvCache, kv_metrics
 from sparring.engine.cache.memory import PagedMemory, RecurrentMemory
 from sparring.engine.config import PAGE_SIZE, EngineConfig
-from sparring.engine.derived import branch_of
 from sparring.engine.metrics import Latencies, count_step
 from sparring.engine.reply import Delivery, Reply, deliver
 from sparring.engine.runner import Runner
@@ -24,8 +23,7 @@ from sparring.engine.scheduler import Chunk, StepScheduler
 from sparring.engine.sequence import Sequence
 from sparring.engine.sizes import Sizes
 from sparring.engine.update import BaseWeights, Update, where
-from sparring.errors import EngineError, RequestRefused, SparringError, WeightsError, boundary
-from sparring.generation import GenerateRequest
+from sparring.errors import EngineError, SparringError, WeightsError, boundary
 from sparring.model.causal import CausalModel
 from sparring.model.lora import Adapter
 from sparring.model.steps.rows import SampledTokens
@@ -163,21 +161,6 @@ class EngineWorker:
                 sequence.completion() if sequence.scored_from is None else EngineError(f"score {request}: aborted")
             )
             self._deliveries.append(sequence.reply.settle(aborted))
-
-    def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
-        """Return requests that continue a running one, each with its own seed, and park its pages for them."""
-        running = [
-            (sequence, sequence.request)
-            for sequence in self.scheduler.find(request)
-            if isinstance(sequence.request, GenerateRequest)
-        ]
-        if len(running) != 1:
-            got = f"{len(running)}; send new requests"
-            raise RequestRefused(f"fork of {request}: expected one running request of this id, got {got}")
-        [(forked, asked)] = running
-        self.scheduler.fork(forked, seeds)
-        sampled = forked.tokens[forked.num_prompt :]
-        return tuple(branch_of(asked, sampled, *branch) for branch in seeds.items())
 
     def update(self, update: Update) -> None:
         """Commit an update as soon as it is its turn."""

@@ -49,15 +49,6 @@ class Engine(Protocol):
     async def score(self, request: ScoreRequest) -> Scores:
         """Compute scores of given tokens. Raises as `generate` does."""
 
-    async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
-        """Return one request per conversation in `seeds`; each continues a running request from its current token. The
-        KV cache of the running request is kept until these conversations are released, whether or not the branches are
-        generated.
-
-        Raises:
-            EngineError: not exactly one request of this id is running, or the engine was closed.
-        """
-
     async def release(self, conversation: str) -> None:
         """Free the KV cache that is kept for a conversation."""
 

@@ -1,16 +1,17 @@
-"""What is asked of a fleet while an engine is lost: aborts, forks and updates at the worst moment."""
+"""What is asked of a fleet while an engine is lost: aborts, releases and updates at the worst moment."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from test_fleet import LENGTH, SILENT_S, TOKEN_S, Kept, Place, alone, ask, fleet, weights
 from virtual import on_virtual_clock
 
-from sparring.engine.fleet import CONVERSATIONS
+from sparring.engine.fleet import PROMPTS
 from sparring.engine.pieces import joined
 from sparring.errors import EngineError
 from sparring.generation import Completion, Delta, GenerateRequest
@@ -53,14 +54,10 @@ async def test_a_turn_that_ended_before_its_abort_keeps_its_end() -> None:
     await engines.close()
 
 
-@pytest.mark.parametrize("asked", ["fork", "release", "drop"])
+@pytest.mark.parametrize("asked", ["release", "drop"])
 @on_virtual_clock
 async def test_nobody_waits_longer_than_a_ping_for_an_engine_that_stands_still(asked: str) -> None:
     class Still(Place):
-        async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
-            await self.running.wait()
-            return await super().fork(request, seeds)
-
         async def release(self, conversation: str) -> None:
             await self.running.wait()
 
@@ -73,11 +70,7 @@ async def test_nobody_waits_longer_than_a_ping_for_an_engine_that_stands_still(a
     await anext(stream)
     one.running.clear()
     async with asyncio.timeout(3 * SILENT_S):
-        if asked == "fork":
-            with pytest.raises(EngineError, match="no answer"):
-                await engines.fork("a", {"b": 1})
-        else:
-            await getattr(engines, asked)("t")
+        await getattr(engines, asked)("t")
     await stream.aclose()  # type: ignore[attr-defined]
     await engines.close()
 
@@ -103,17 +96,12 @@ async def test_the_versions_of_a_turn_rise_where_its_engine_dies_during_an_updat
 
 
 @on_virtual_clock
-async def test_a_fleet_forgets_conversations_that_nobody_releases() -> None:
-    class Brief(Place):
-        async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
-            return ()
-
-    engines, _ = fleet(Brief("one"))
-    stream = engines.stream(ask("a"))
-    await anext(stream)
-    await engines.fork("a", dict.fromkeys(map(str, range(CONVERSATIONS + 10)), 1))
-    assert len(engines._homes) == CONVERSATIONS
-    await stream.aclose()  # type: ignore[attr-defined]
+async def test_a_fleet_forgets_the_prompts_that_came_the_longest_ago() -> None:
+    engines, _ = fleet(Place("one"))
+    for number in range(PROMPTS + 10):
+        one = ask("a", prompt=(number,))
+        await engines.generate(replace(one, sampling=replace(one.sampling, max_tokens=1)))
+    assert len(engines._prompts) == PROMPTS
     await engines.close()
 
 

@@ -190,6 +190,25 @@ def test_an_aborted_request_continues_under_the_served_weights(serve, model_path
     assert rest.cached_tokens == 0
 
 
+def test_a_turn_that_goes_on_keeps_its_ends_and_allowed_functions(serve, model_path):
+    """Each token says how many of the turn came before it, and the turn ends after 30 of them."""
+
+    def allowed(tokens):
+        return (1 << len(tokens) % VOCABULARY).to_bytes(-(-VOCABULARY // 8), "little")
+
+    def ends(tokens, new):
+        return 30 if len(tokens) >= 30 else None
+
+    async def scenario(engine):
+        item = replace(request(1, max_tokens=100), allowed=allowed, ends=ends)
+        begun = await engine.generate(replace(item, sampling=replace(item.sampling, max_tokens=7)))
+        return begun, await engine.generate(item.after(begun.tokens))
+
+    begun, rest = serve(scenario, path=model_path)
+    assert [*begun.tokens, *rest.tokens] == list(range(30))
+    assert (len(begun.tokens), begun.finish_reason, rest.finish_reason) == (7, "length", "stop")
+
+
 async def pieces_of(engine, item):
     return [piece async for piece in engine.stream(item)]
 

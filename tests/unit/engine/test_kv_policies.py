@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from suite import short_of
 
-from sparring.errors import EngineError
 from sparring.generation import Completion, GenerateRequest, Sampling
 from sparring.kernels.compiled.library import COMPILED
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
@@ -66,7 +65,7 @@ class Workload:
                 max_tokens=draw.randrange(5, 40), seed=draw.randrange(1 << 40), temperature=draw.choice((0.7, 1.0))
             )
             item = GenerateRequest(id=f"{name}.{turn}", tokens=tuple(tokens), sampling=sampling, conversation=name)
-            answer = await self.ask(item, draw.choice(("whole", "whole", "whole", "abort", "fork")))
+            answer = await self.ask(item, draw.choice(("whole", "whole", "whole", "abort")))
             tokens = [*item.tokens, *answer.tokens, *(draw.randrange(VOCABULARY) for _ in range(draw.randrange(1, 40)))]
             if draw.random() < 0.2:  # something of it is forgotten, from the middle on
                 tokens = [*tokens[: len(tokens) // 2], *(draw.randrange(VOCABULARY) for _ in range(9))]
@@ -77,21 +76,12 @@ class Workload:
 
     async def ask(self, item, how):
         self.names.append(item.conversation)
-        branches = ()
         async for piece in self.engine.stream(item):
             if isinstance(piece, Completion):
                 break
             if how == "abort":
                 await self.engine.abort(item.id)
-            if how == "fork" and not branches:
-                try:
-                    branches = await self.engine.fork(item.id, {f"{item.id}/{i}": i for i in range(2)})
-                except EngineError:  # it is done already
-                    how = "whole"
         self.done.append((item, piece))
-        # one of the branches is never asked for
-        self.names += [branch.conversation for branch in branches]
-        await asyncio.gather(*(self.ask(branch, "whole") for branch in branches[:1]))
         return piece
 
     async def run(self, refs):

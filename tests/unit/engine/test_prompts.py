@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import msgspec
 import pytest
@@ -39,7 +38,7 @@ def test_a_prompt_is_restored_or_refused(turns, most) -> None:
             client.forget(conversation)
             server.forget(conversation)
         prompt = new if event == "begins anew" else (*told.get(conversation, ()), *new)
-        form = wire.generate_form(ask(conversation, prompt), deltas=None)
+        form = wire.generate_form(ask(conversation, prompt), deltas=False)
         for last in (False, True):
             short, sent = client.shortened(form)
             there = wire.decode(wire.encode(short), wire.GenerateForm, "test")
@@ -206,17 +205,3 @@ def test_a_server_that_forgot_is_sent_the_whole_prompt_once(server) -> None:
     whole = (1, 2, 3, *first.tokens, 4)
     assert server.sent == [(0, (1, 2, 3)), (6, (4,)), (0, whole), (7 + len(second.tokens), ())]
     assert [request.tokens for request in server.engine.requests] == [(1, 2, 3), whole, (*whole, *second.tokens)]
-
-
-def test_a_branch_begins_behind_what_the_fork_told(server) -> None:
-    async def scenario(client):
-        stream = client.stream(replace(ask("a", (1, 2, 3)), sampling=Sampling(max_tokens=STANDS)))
-        await anext(stream)
-        [branch] = await client.fork("r0", {"b": 5})
-        done = await client.generate(branch)
-        await stream.aclose()
-        return branch, done
-
-    branch, done = on(server, scenario)
-    assert isinstance(done, Completion) and server.sent[-1] == (len(branch.tokens), ())
-    assert server.engine.requests[-1].tokens == branch.tokens

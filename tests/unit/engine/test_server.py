@@ -152,7 +152,6 @@ WEIGHTS = {"model": "policy", "version": 1, "checksum": "0", "location": {}}
 BODIES = {
     "generate": {"tokens": PROMPT},
     "abort": {"id": "r"},
-    "fork": {"id": "r", "seeds": {}},
     "score": {"tokens": PROMPT},
     "release": {"conversation": "c"},
     "sleep": {},
@@ -165,7 +164,7 @@ PASSED_OVER = [
     ("generate", {"deltas": True}, "stream true with `deltas`"),
     ("generate", {"deltas": False}, "stream true with `deltas`"),
     ("generate", {"sampling": {"beams": 2}}, "unknown field `beams`"),
-    ("fork", {"seeds": {"a": "1"}}, "Expected `int`, got `str`"),
+    ("abort", {"id": 1}, "Expected `str`, got `int`"),
     ("generate", {"recorded": {"versions": {"lengths": [1]}, "kv_versions": {}}}, "the versions of at least one token"),
     ("score", {"adapter": "nobody"}, "adapter nobody"),
     ("score", {"sampling": {}}, "unknown field `sampling`"),
@@ -204,7 +203,6 @@ def test_a_server_without_a_model_refuses_them_too(empty):
 def test_other_endpoints_refuse_too(http):
     assert http.get("/v1/generate").status_code == 405
     assert http.get("/v1/nothing").json()["error"]["type"] == "BadInput"
-    assert post(http, "fork", id="r1", seeds={"a": 1}).status_code == 422
     assert post(http, "score", tokens=[5]).status_code == 422
     assert post(http, "abort", id="never heard of").json() == post(http, "release", conversation="neither").json() == {}
 

@@ -158,7 +158,7 @@ def test_an_engine_that_cannot_wake_stays_asleep(serve, references, model_path):
     assert answer == replace(expected, cached_tokens=answer.cached_tokens)
 
 
-def test_scores_and_forks_wait_too(serve, model_path):
+def test_scores_and_new_requests_wait_too(serve, model_path):
     ref = publish("policy", 3, load(model_path).state())
     judged = ScoreRequest(id="s", tokens=tuple(range(70)), first=3)
 
@@ -171,17 +171,15 @@ def test_scores_and_forks_wait_too(serve, model_path):
             await engine.wake(ref)
             return None
         score = asyncio.create_task(engine.score(judged))
-        [branch] = await engine.fork("1", {"b": 7})
-        forked = asyncio.create_task(engine.generate(branch))
+        other = asyncio.create_task(engine.generate(request(2)))
         await engine.check()
-        await engine.release("b")
         await engine.wake(ref)
         await stream.aclose()
-        return expected, await score, await forked, await engine.generate(replace(branch, conversation=None))
+        return expected, await score, await other, await engine.generate(request(2))
 
-    expected, score, forked, plain = until_it_runs(serve, scenario)
+    expected, score, other, plain = until_it_runs(serve, scenario)
     assert score == replace(expected, version=3, cached_tokens=score.cached_tokens)
-    assert (forked.tokens, forked.logprobs) == (plain.tokens, plain.logprobs)
+    assert (other.tokens, other.logprobs) == (plain.tokens, plain.logprobs)
 
 
 def test_an_engine_with_an_adapter_refuses_to_sleep(serve, model_path, tmp_path):

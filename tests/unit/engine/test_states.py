@@ -59,35 +59,12 @@ def test_what_is_released_is_free() -> None:
     assert slots.take() == 0
 
 
-def test_branches_get_copies_while_there_is_room() -> None:
-    slots, lost = slots_of(3)
-    live = slots.take()
-    for name in "abc":
-        slots.park_copy(name, live, tokens(5))
-    copies = slots.take_copies()
-    assert [source for source, _ in copies] == [live] * 3 and slots.take_copies() == []
-    # the third took the slot of the first
-    assert lost == ["a"]
-    assert slots.resume("a", tokens(5)) is None
-    assert (
-        {slots.resume("b", tokens(5)), slots.resume("c", tokens(5))}
-        == {0, 1, 2} - {live}
-        == {copy for _, copy in copies}
-    )
-
-
-def test_a_branch_without_room_is_lost():
-    slots, lost = slots_of(1)
-    slots.park_copy("a", slots.take(), tokens(5))
-    assert lost == ["a"] and slots.take_copies() == []
-
-
 def test_a_failed_step_drops_all_parked_states() -> None:
     slots, _ = slots_of(2)
     live = slots.take()
-    slots.park_copy("a", live, tokens(5))
+    slots.cache_prefix(tokens(5), live)
     slots.invalidate()
-    assert slots.take_copies() == [] and slots.resume("a", tokens(5)) is None and slots.take() == 1 - live
+    assert slots.take_copies() == [] and slots.resume(tokens(5), tokens(5)) is None and slots.take() == 1 - live
 
 
 def alike(arrival, shared, prompt=18, new=3, conversation=None):
@@ -359,7 +336,7 @@ def test_a_page_that_is_lent_is_given_up_where_a_request_needs_the_whole_cache()
 @example([(18, 5, 0)] * 8, 14, 3, 6, 0, True)
 @given(shapes, st.integers(5, 14), st.integers(1, 4), st.integers(1, 6), st.integers(0, 9), st.booleans())
 def test_every_request_goes_on_from_a_state_of_its_own(asked, num_pages, max_running, num_slots, host_pages, share):
-    """Whoever is preempted, forked, aborted or done, and whoever begins alike: a step finds state and pages behind
+    """Whoever is preempted, aborted or done, and whoever begins alike: a step finds state and pages behind
     exactly the tokens before it, nobody waits for ever, no pages are kept without the state behind them, and in the end
     all slots are free again."""
     cache = KvCache(num_pages, PAGE, share_prefixes=share, host_pages=host_pages)
@@ -386,13 +363,6 @@ def test_every_request_goes_on_from_a_state_of_its_own(asked, num_pages, max_run
             assert begin == 0 or behind[one.state] == text[:begin]
             behind[one.state] = text
             pages.written(one, begin, count)
-        if turn % 4 == 1 and plan:
-            work.fork(plan[0].sequence, ["1", "branch"])
-            branch = sequence(len(everyone), len(plan[0].sequence.tokens) + 1, 3, 0, "branch")
-            branch.tokens[:-1] = plan[0].sequence.tokens
-            if turn < 40 and len(branch.tokens) + 2 <= num_pages * PAGE:
-                everyone.append(branch)
-                waiting.append(branch)
         if turn % 7 == 6 and plan:
             work.abort(plan[-1].sequence.request.id)
         step([chunk for chunk in plan if chunk.sequence.state is not None], work)
@@ -401,7 +371,7 @@ def test_every_request_goes_on_from_a_state_of_its_own(asked, num_pages, max_run
         if not waiting and not work.busy:
             break
     assert not waiting and not work.busy
-    for name in NAMES:
+    for name in ("1", "2", "3"):
         work.release(name)
     slots.release_weights(0)
     assert sorted(slots.take() for _ in range(num_slots)) == list(range(num_slots))

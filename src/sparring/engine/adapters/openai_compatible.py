@@ -1,7 +1,7 @@
 """`OpenAiEngine`: client of any server with OpenAI's completions API and token ids, such as vLLM's, for teachers,
 judges and evaluation.
 
-It refuses weight updates and forks, and parks no conversations. The server does not report the kept set of truncated
+It refuses weight updates and parks no conversations. The server does not report the kept set of truncated
 sampling, so its samples cannot train a policy.
 """
 
@@ -19,7 +19,7 @@ import httpx
 import msgspec
 
 from sparring.engine.adapters.client import ClientCounts, authorization, completion_of, is_refusal, likeliest, scores_of
-from sparring.engine.derived import prompt_logprobs
+from sparring.engine.prompt_logprobs import prompt_logprobs
 from sparring.errors import BadInput, EngineError, RequestRefused, WeightsError, boundary, refusal
 from sparring.generation import Completion, Delta, FinishReason, GenerateRequest, Runs, Sampling, ScoreRequest, Scores
 from sparring.types import WeightRef
@@ -78,7 +78,7 @@ class _PartialTurn:
 
 class OpenAiEngine:
     """Client of a server with OpenAI's completions API and token ids, on one event loop. Implements `Engine`, except
-    updates and forks.
+    updates.
 
     Args:
         url: URL of the API, ending in `/v1`.
@@ -164,12 +164,6 @@ class OpenAiEngine:
             raise RequestRefused(f"{where}: expected 1 <= first < number of tokens, got {got}")
         rows = (await self._judged(request.tokens, request.top_k, where))[request.first :]
         return scores_of(request, rows, [math.nan] * len(rows), self._version)
-
-    async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
-        """Refuse: such a server parks no conversations for branches."""
-        raise RequestRefused(
-            f"fork of {request}: expected an engine that can fork, got an OpenAI-compatible server; send new requests"
-        )
 
     async def release(self, conversation: str) -> None:
         """Do nothing: nothing is parked."""

@@ -152,13 +152,6 @@ class RemoteClient:
             await live.there.wait()
         await self._post("abort", wire.AbortForm(id=request))
 
-    async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
-        answer = await self._post("fork", wire.ForkForm(id=request, seeds=dict(seeds)))
-        forms = self._read(answer, tuple[wire.GenerateForm, ...], f"fork of {request}")
-        for form in forms:
-            self._prompts.remember(form.conversation, self._prompts.shortened(form)[1])
-        return tuple(wire.generate_request(form) for form in forms)
-
     async def score(self, request: ScoreRequest) -> Scores:
         answer = await self._post("score", request)
         scores = self._read(answer, Scores, f"score {request.id}")

@@ -29,8 +29,8 @@ from sparring.engine.adapters.vllm_wire import (
 )
 from sparring.engine.check import EngineLimits, check_request, check_score
 from sparring.engine.config import EngineConfig
-from sparring.engine.derived import branch_of, prompt_logprobs
 from sparring.engine.metrics import Latencies
+from sparring.engine.prompt_logprobs import prompt_logprobs
 from sparring.engine.update import check_model
 from sparring.engine.wire import ServedModel
 from sparring.errors import EngineError, RequestRefused, boundary
@@ -191,17 +191,6 @@ class VllmEngine:
         rows = judged_rows(answer, request.first)
         scored = [_distribution(row, request.temperature) for row in rows]
         return scores_of(request, scored, map(_entropy, scored), version)
-
-    async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
-        """Return requests that continue a running one, which has to be streamed: vLLM reports the tokens of other
-        requests only at their end. vLLM finds full blocks of the prefix in its cache."""
-        streamed = [live for live in self._live if live.request.id == request and live.streams]
-        if self._closed or len(streamed) != 1:
-            got = f"{len(streamed)}; vLLM forks streamed requests only"
-            raise RequestRefused(f"fork of {request}: expected one streamed request of this id, got {got}")
-        [live] = streamed
-        sampled = live.sampled.tokens
-        return tuple(branch_of(live.request, sampled, *branch) for branch in seeds.items())
 
     async def release(self, conversation: str) -> None:
         """Do nothing: vLLM evicts the least recently used blocks itself."""

@@ -43,10 +43,6 @@ class PagedMemory:
         pages = sequence.pages[: self.cache.pages_for(sequence.computed)]
         self.cache.park(conversation, tokens, pages, sequence.served.key)
 
-    def park_copy(self, sequence: Sequence, conversation: str) -> None:
-        """Park, for a branch, a copy of the memory of a request that continues."""
-        PagedMemory.park(self, sequence, conversation)
-
     def give_back(self, sequence: Sequence) -> None:
         """Return all memory of a request, which has no computed tokens afterwards."""
         self.cache.drop(sequence.pages)
@@ -125,11 +121,6 @@ class RecurrentMemory(PagedMemory):
         if sequence.state is not None:
             self.states.park(conversation, sequence.state, _computed(sequence, sequence.computed))
             sequence.state = None
-
-    def park_copy(self, sequence: Sequence, conversation: str) -> None:
-        super().park_copy(sequence, conversation)
-        if sequence.state is not None:
-            self.states.park_copy(conversation, sequence.state, _computed(sequence, sequence.computed))
 
     def give_back(self, sequence: Sequence) -> None:
         super().give_back(sequence)

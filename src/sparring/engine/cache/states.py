@@ -84,17 +84,6 @@ class StateSlots:
         self.release(conversation)
         self._parked[conversation] = ParkedState(slot, prefix)
 
-    def park_copy(self, conversation: str, slot: int, prefix: Prefix) -> None:
-        """Park a copy of a state for a conversation while the sequence that owns the state continues. Without a free
-        slot the conversation counts as evicted."""
-        self.release(conversation)
-        copy = self.take()
-        if copy is None:
-            self._on_evict(conversation)
-        else:
-            self._copies.append((slot, copy))
-            self.park(conversation, copy, prefix)
-
     def cache_prefix(self, prefix: Prefix, slot: int) -> None:
         """Cache a copy of a state for requests that begin with `prefix`, while the sequence that owns the state
         continues. Without a free slot nothing is cached."""

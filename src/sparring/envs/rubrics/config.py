@@ -103,10 +103,7 @@ class Number(ComparedPart, frozen=True, kw_only=True, tag="number"):
 
 
 class Mathematics(ComparedPart, frozen=True, kw_only=True, tag="math"):
-    """1 if `math-verify` finds the two expressions equal."""
-
-    tolerance_digits: int = 6
-    """Digits after the point that must agree if one of the two is a decimal number."""
+    """1 if `math-verify` finds the two expressions equal. Of decimal numbers, 6 digits after the point must agree."""
 
 
 class Regex(TextPart, frozen=True, kw_only=True, tag="regex"):

@@ -23,6 +23,9 @@ SIGNS = {
 }  # fmt: skip
 """Signs that the library reads only in LaTeX, or not at all."""
 
+DIGITS = 6
+"""Digits after the point that must agree if one of two numbers is a decimal."""
+
 _EXPONENT = re.compile(r"(?<=\d)[eE]([-+]?\d{1,9})(?![\w.])")
 _NAMED = re.compile(r"(?<![\\A-Za-z])(sqrt|sin|cos|tan|log|ln|exp|pi)(?![A-Za-z])")
 _APART = re.compile(r"(?<![A-Za-z_^}\d.])\d+(?:\.\d+)?\s+\d")
@@ -34,23 +37,22 @@ _NOTED = re.compile(r"(?:_\s*\{?|\\(?:text|mathrm|mbox)\s*\{[^{}]*\}\s*\^\s*\{?)
 _ABSORBED = re.compile(r"(?<![\d.])0\*|(?<!\*)\*0(?![\d.])")
 
 
-def equal(text: str, target: str, digits: int) -> bool:
+def equal(text: str, target: str) -> bool:
     """Return True if the answer in `text` equals `target`.
 
     Args:
         text: answer. Its last boxed expression counts, else its last formula or number; an answer that is one
             expression counts as a whole too.
         target: right answer, LaTeX or plain.
-        digits: digits after the point that must agree if one of the two is a decimal number.
 
     Raises:
         ValueError: the target cannot be parsed.
     """
     expected = list(right(target))
-    if verify(expected, _parse(text), float_rounding=digits, timeout_seconds=None):
+    if verify(expected, _parse(text), float_rounding=DIGITS, timeout_seconds=None):
         return True
     is_short = "\n" not in text and len(text) <= 2 * len(target) + 40 and not _is_marked(text)
-    return is_short and bool(verify(expected, _parse_as_one(text), float_rounding=digits, timeout_seconds=None))
+    return is_short and bool(verify(expected, _parse_as_one(text), float_rounding=DIGITS, timeout_seconds=None))
 
 
 def unread(target: str) -> str:
@@ -75,7 +77,7 @@ def unread(target: str) -> str:
     for digits in _DIGITS.finditer(text):
         if not _NOTED.search(text, 0, digits.start()) and all(_with_digits(text, digits, by) == read for by in (1, 2)):
             return f"{digits[0]!r}, which does not count"
-    return "" if equal(f"\\boxed{{{target}}}", target, 6) else "something that does not equal itself"
+    return "" if equal(f"\\boxed{{{target}}}", target) else "something that does not equal itself"
 
 
 def _with_digits(text: str, digits: re.Match[str], by: int) -> str:

@@ -115,7 +115,7 @@ def _compare(part: Exact | Fuzzy | Number | Mathematics, text: str, target: str)
         )
     from sparring.envs.rubrics.mathematics import equal
 
-    return float(equal(text, target, part.tolerance_digits))
+    return float(equal(text, target))
 
 
 def normal(text: str, case: bool, punctuation: bool) -> str:

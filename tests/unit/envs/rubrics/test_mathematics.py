@@ -31,9 +31,9 @@ def test_a_right_answer_itself_counts_and_a_piece_of_it_does_not(gold: str) -> N
     right, wrong = READ[gold]
     assert unread(gold) == ""
     for answer in (gold, *right):
-        assert equal(f"It is $\\boxed{{{answer}}}$.", gold, 6) and equal(answer, gold, 6), answer
+        assert equal(f"It is $\\boxed{{{answer}}}$.", gold) and equal(answer, gold), answer
     for answer in wrong:
-        assert not equal(f"It is $\\boxed{{{answer}}}$.", gold, 6) and not equal(answer, gold, 6), answer
+        assert not equal(f"It is $\\boxed{{{answer}}}$.", gold) and not equal(answer, gold), answer
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,9 @@
-"""Requests that an engine derives from others: branches of a running one, the scoring of a prompt. Torch-free."""
+"""Log-probabilities of a prompt, for a request that asks for them. Torch-free."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
 from sparring.generation import GenerateRequest, ScoreRequest
 from sparring.protocols import Engine
-
-
-def branch_of(request: GenerateRequest, sampled: Sequence[int], name: str, seed: int) -> GenerateRequest:
-    """Return a request that continues another after the tokens sampled so far, with another seed.
-
-    Args:
-        name: id and conversation of the branch.
-    """
-    rest = request.after(sampled)
-    return replace(rest, id=name, conversation=name, sampling=replace(rest.sampling, seed=seed))
 
 
 async def prompt_logprobs(engine: Engine, request: GenerateRequest) -> tuple[float, ...] | None:
