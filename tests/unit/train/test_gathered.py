@@ -11,6 +11,7 @@ from rank_threads import LOADING
 from ranks import in_ranks
 
 from sparring.errors import BadInput, OtherRankFailed
+from sparring.kernels import ops
 from sparring.model.attention import Packed
 from sparring.model.causal import CausalModel
 from sparring.model.config import InitConfig
@@ -18,7 +19,7 @@ from sparring.model.create import create
 from sparring.model.decoder import Gatherer, Stream
 from sparring.model.head import token_quantities
 from sparring.model.layers import Product
-from sparring.model.load import load
+from sparring.model.load import DTYPES, load
 from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import tiny_model
 from sparring.train.config import TrainConfig
@@ -111,10 +112,12 @@ def test_a_rank_holds_its_share_of_the_parameters_and_one_layer(count: int, dtyp
 
     found = in_ranks(count, work)
     assert sum(share for share, *_ in found) == found[0][2]
+    plain = torch.empty(64, 64, dtype=DTYPES[dtype])
+    as_packed = ops.pack(plain).storage.nbytes / plain.nbytes  # a path may pack a float32 as three bfloat16
     for share, layer, whole, moments in found:
         assert share <= whole * (1 / count + 0.05)
         assert moments and max(parameters for parameters, _ in moments) <= layer * 1.01
-        assert max(packed for _, packed in moments) <= layer * 1.01
+        assert max(packed for _, packed in moments) <= as_packed * layer * 1.01
 
 
 @pytest.mark.full

@@ -6,9 +6,11 @@ policy's engine may have processes here or on other nodes, or servers that the u
 
 from __future__ import annotations
 
+import itertools
+import json
 import shutil
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -117,15 +119,6 @@ class RunMemory(NamedTuple):
         parts = ", ".join(one.in_words() for one in self.largest if one.here)
         return f"{self.total / GIB:.1f} GiB in stage {first.each.stage} ({parts})"
 
-    def with_engines(self, count: int) -> RunMemory:
-        """Return the memory of the run with another number of engine processes."""
-        return RunMemory(
-            tuple(
-                tuple(one._replace(number=count) if one.kind == ENGINES else one for one in stage)
-                for stage in self.stages
-            )
-        )
-
 
 def _here(processes: tuple[Processes, ...]) -> int:
     return sum(one.total for one in processes if one.here)
@@ -186,45 +179,38 @@ def smaller_layout(
     config: RunConfig, shapes: Mapping[str, Outline], memory: int, process: int = 0
 ) -> tuple[str, RunMemory] | None:
     """Return the smallest change of the layout with which the run fits into `memory`, as settings, and its memory then;
-    None if there is none. More ranks with all parameters never need less of one machine; ranks with parameters in
-    shards may.
+    None if there is none.
 
     Args:
         process: bytes that the run's process has now; 0: unknown.
     """
-    ranks, engines, shard = config.cluster.ranks, config.cluster.engines, config.cluster.shard
-    turns = RunMemory.of(_with(config, colocate=True), shapes, process) if can_take_turns(config) else None
-    if turns is not None and turns.total <= memory:
-        return "cluster.colocate = true", turns
-    fitting = []
-    if config.cluster.kind == "local":
-        for fewer in range(ranks, 0, -1):
-            kept = shard if fewer > 1 else "optimiser"
-            found = RunMemory.of(_with(config, ranks=fewer, shard=kept), shapes, process)
-            count = next((n for n in range(engines, 0, -1) if found.with_engines(n).total <= memory), None)
-            if count is not None:
-                changed = _changed(config, ranks=fewer, engines=count, shard=kept)
-                fitting.append((ranks - fewer + engines - count, changed, found.with_engines(count)))
-    if fitting:
-        _, change, found = min(fitting, key=lambda each: each[0])
-        return change, found
-    alone = RunMemory.of(_with(config, kind="inline", ranks=1, engines=1, shard="optimiser"), shapes, process)
-    if config.cluster.kind == "local" and alone.total <= memory:
-        return 'cluster.kind = "inline" with one rank and one engine', alone
-    settings: dict[str, int | str] = {"kind": "local", "ranks": max(2, ranks), "engines": engines, "shard": PARAMETERS}
-    if config.cluster.kind != "ray" and all(can_be_sharded(config, shapes, stage) for stage in config.run.stages):
-        found = RunMemory.of(_with(config, **settings), shapes, process)
+    for settings in _layouts(config, shapes):
+        cluster = msgspec.structs.replace(config.cluster, **settings)
+        found = RunMemory.of(msgspec.structs.replace(config, cluster=cluster), shapes, process)
         if found.total <= memory:
-            return _changed(config, **settings), found
+            return _changed(config, settings), found
     return None
 
 
-def _changed(config: RunConfig, **settings: int | str) -> str:
+def _layouts(config: RunConfig, shapes: Mapping[str, Outline]) -> Iterator[dict[str, Any]]:
+    """Yield the settings of layouts that may need less, the smallest change first. More ranks with all parameters never
+    need less of one machine; ranks with parameters in shards may."""
+    cluster = config.cluster
+    if can_take_turns(config):
+        yield {"colocate": True}
+    if cluster.kind == "local":
+        fewer = [range(count, 0, -1) for count in (cluster.ranks, cluster.engines)]
+        for ranks, engines in sorted(itertools.product(*fewer), key=sum, reverse=True)[1:]:
+            yield {"ranks": ranks, "engines": engines, "shard": cluster.shard if ranks > 1 else "optimiser"}
+        yield {"kind": "inline", "ranks": 1, "engines": 1, "shard": "optimiser"}
+    if cluster.kind != "ray" and all(can_be_sharded(config, shapes, stage) for stage in config.run.stages):
+        yield {"kind": "local", "ranks": max(2, cluster.ranks), "shard": PARAMETERS}
+
+
+def _changed(config: RunConfig, settings: Mapping[str, int | str]) -> str:
+    """Return those of the settings of `[cluster]` that differ from a config's, as a recipe has them."""
     differing = {key: value for key, value in settings.items() if getattr(config.cluster, key) != value}
-    return " and ".join(
-        f'cluster.{key} = "{value}"' if isinstance(value, str) else f"cluster.{key} = {value}"
-        for key, value in differing.items()
-    )
+    return " and ".join(f"cluster.{key} = {json.dumps(value)}" for key, value in differing.items())
 
 
 def can_be_sharded(config: RunConfig, shapes: Mapping[str, Outline], stage: str) -> bool:
@@ -253,10 +239,6 @@ def can_take_turns(config: RunConfig) -> bool:
     """Return whether `cluster.colocate` could be set."""
     exclusive = config.cluster.kind == "ray" or config.engine.urls or config.engine.kind != "native"
     return not (exclusive or config.rollout.max_lag or config.models[POLICY].lora or config.cluster.colocate)
-
-
-def _with(config: RunConfig, **settings: int | str) -> RunConfig:
-    return msgspec.structs.replace(config, cluster=msgspec.structs.replace(config.cluster, **settings))
 
 
 def check_memory(files: RunFiles, shapes: Mapping[str, Outline]) -> list[str]:
