@@ -7,6 +7,7 @@ python docs/write_configuration.py
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import json
 import runpy
@@ -78,11 +79,12 @@ def _section(kind: type[msgspec.Struct], name: str, lead: str = "") -> Iterator[
     docs = _field_docs(kind)
     summary = lead or textwrap.dedent(inspect.getdoc(kind) or "")
     yield f"## `[{name}{'' if ']' in name else ']'}`\n\n{summary}\n"
-    if not msgspec.structs.fields(kind):
+    fields = list(_fields(kind))
+    if not fields:
         return
     yield "| key | type | default | |\n| --- | --- | --- | --- |"
     inner, by_kind = [], []
-    for field in msgspec.structs.fields(kind):
+    for field in fields:
         if field.name not in docs:  # a base's, which has a section of its own
             continue
         declared, own = _declared(field.type)
@@ -155,8 +157,18 @@ def _summary(kind: type[msgspec.Struct]) -> str:
 
 def _struct(kind: object) -> type[msgspec.Struct] | None:
     """The struct that a field holds, by itself, optionally or by name."""
-    options = [kind, *typing.get_args(kind)]
-    return next((o for o in options if isinstance(o, type) and issubclass(o, msgspec.Struct)), None)
+    options = (o for o in (kind, *typing.get_args(kind)) if isinstance(o, type))
+    return next((o for o in options if issubclass(o, msgspec.Struct) or dataclasses.is_dataclass(o)), None)
+
+
+def _fields(kind: type) -> Iterator[typing.Any]:
+    """The fields of a struct or a dataclass: name, type and default."""
+    if not dataclasses.is_dataclass(kind):
+        yield from msgspec.structs.fields(kind)
+        return
+    types = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        yield msgspec.structs.FieldInfo(field.name, field.name, types[field.name], field.default)
 
 
 def _field_docs(kind: type[msgspec.Struct]) -> dict[str, str]:
