@@ -26,7 +26,7 @@ from sparring.envs.tools.terminal import TerminalTool
 from sparring.errors import PolicyFailure, SandboxError
 from sparring.rollout.episode import GuardedEnv
 from sparring.sandbox.box import BubblewrapBox
-from sparring.sandbox.files import BoxFiles
+from sparring.sandbox.files import FileAccess
 from sparring.sandbox.handles import BoxHandles, BoxProcess, BoxShell, BoxTerminal
 from sparring.sandbox.spoilt import BoxRequest
 from sparring.types import BoxSpec, Message, Task, ToolCall
@@ -195,18 +195,18 @@ ROWS: dict[tuple[type[Any], str], Any] = {
     (BubblewrapBox, "shell, cwd"): lambda box, _: box.shell(cwd="folder"),
     (BoxHandles, "shell"): lambda box, _: box.handles.shell(),
     (BoxHandles, "terminal"): lambda box, _: box.terminal(["true"]),
-    (BoxFiles, "read"): lambda box, _: box.read("file"),
-    (BoxFiles, "read, folder"): lambda box, _: box.read("folder/file"),
-    (BoxFiles, "read_plain"): lambda box, _: box.files.read_plain("folder/file", 100),
-    (BoxFiles, "write"): lambda box, _: box.write("file", bytes(1000)),
-    (BoxFiles, "write, folder"): lambda box, _: box.write("folder/new/file", bytes(1000)),
-    (BoxFiles, "entries"): lambda box, _: box.entries("folder"),
-    (BoxFiles, "entries, all"): lambda box, _: box.entries(),
-    (BoxFiles, "upload"): lambda box, _: box.upload({"folder/file": bytes(1000), "folder/new/file": b"x"}),
-    (BoxFiles, "upload, folder"): lambda box, _: box.upload({"file": b"x", "a/b": b"y"}, "folder"),
-    (BoxFiles, "download"): lambda box, _: box.download("folder"),
-    (BoxFiles, "download, all"): lambda box, _: box.download(),
-    (BoxFiles, "remove"): lambda box, _: box.files.remove("folder/other"),
+    (FileAccess, "read"): lambda box, _: box.read("file"),
+    (FileAccess, "read, folder"): lambda box, _: box.read("folder/file"),
+    (FileAccess, "read_plain"): lambda box, _: box.files.read_plain("folder/file", 100),
+    (FileAccess, "write"): lambda box, _: box.write("file", bytes(1000)),
+    (FileAccess, "write, folder"): lambda box, _: box.write("folder/new/file", bytes(1000)),
+    (FileAccess, "entries"): lambda box, _: box.entries("folder"),
+    (FileAccess, "entries, all"): lambda box, _: box.entries(),
+    (FileAccess, "upload"): lambda box, _: box.upload({"folder/file": bytes(1000), "folder/new/file": b"x"}),
+    (FileAccess, "upload, folder"): lambda box, _: box.upload({"file": b"x", "a/b": b"y"}, "folder"),
+    (FileAccess, "download"): lambda box, _: box.download("folder"),
+    (FileAccess, "download, all"): lambda box, _: box.download(),
+    (FileAccess, "remove"): lambda box, _: box.files.remove("folder/other"),
     (BubblewrapBox, "fresh"): carry,
     (BubblewrapBox, "beside"): lambda box, _: box.beside(BoxSpec()),
     (BubblewrapBox, "converse"): lambda box, _: passes("def f(x): return x", "assert f(1) == 1", box),
@@ -238,12 +238,12 @@ ROWS: dict[tuple[type[Any], str], Any] = {
     (BubblewrapBox, "snapshot"): lambda box, _: box.snapshot(ends=True),
     (BubblewrapBox, "snapshot_prepared"): lambda box, _: box.snapshot_prepared(),
     (BubblewrapBox, "fork"): fork,
-    (BoxFiles, "read, fork"): lambda box, _: box.read("file"),
+    (FileAccess, "read, fork"): lambda box, _: box.read("file"),
     (BubblewrapBox, "cancel"): lambda box, _: asyncio.to_thread(int),
     (BubblewrapBox, "close"): lambda box, _: box.close(),
 }
 """Operations in this order, in one box. `program` has tests of its own (`test_shown_files.py`)."""
-BOX = (BubblewrapBox, BoxFiles, BoxHandles)
+BOX = (BubblewrapBox, FileAccess, BoxHandles)
 """Classes whose operations a box has."""
 OTHERS = {"program"}
 

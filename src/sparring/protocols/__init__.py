@@ -4,7 +4,7 @@ Every implementation passes the contract suite of its protocol in `tests/contrac
 """
 
 from sparring.protocols.boxes import (
-    Bounds as Bounds,
+    LiveCommand as LiveCommand,
     Boxes as Boxes,
     Command as Command,
     HandedOver as HandedOver,

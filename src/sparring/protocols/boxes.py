@@ -22,7 +22,7 @@ class Placement(TypedDict, total=False):
     """Variables besides the box's own."""
 
 
-class Bounds(Placement, total=False):
+class LiveCommand(Placement, total=False):
     """Where a command runs, for how long, and who gets its output."""
 
     timeout_s: float | None
@@ -35,7 +35,7 @@ class Bounds(Placement, total=False):
     """Gets all output while the command runs."""
 
 
-class Command(Bounds, total=False):
+class Command(LiveCommand, total=False):
     """How a command runs, besides its program and arguments."""
 
     stdin: str | bytes
@@ -167,7 +167,7 @@ class Sandbox(Protocol):
     async def python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
         """Run a Python program as the main module."""
 
-    async def start(self, argv: Sequence[str] | str, **bounds: Unpack[Bounds]) -> LiveProcess:
+    async def start(self, argv: Sequence[str] | str, **bounds: Unpack[LiveCommand]) -> LiveProcess:
         """Start a command that runs beside others; the rest as `exec`."""
 
     async def shell(self, **placement: Unpack[Placement]) -> Shell:

@@ -11,7 +11,7 @@ from sparring.errors import SpoiltFile, refusal
 from sparring.protocols import Command, Placement, Sandbox, Snapshot
 from sparring.sandbox.commands import BoxCommands, Pool, T
 from sparring.sandbox.connection import Call
-from sparring.sandbox.files import BOUNDS, BoxFiles
+from sparring.sandbox.files import BOUNDS, FileAccess
 from sparring.sandbox.groups import BoxGroup
 from sparring.sandbox.handles import BoxHandles, BoxShell, NoShell, ShellEnded
 from sparring.sandbox.image_python import check_has_python, python_request
@@ -58,7 +58,7 @@ class BubblewrapBox:
     def __init__(self, pool: BoxPool, root: Root, commands: BoxCommands) -> None:
         self._pool, self._root, self.spec = pool, root, commands.spec
         self.commands = commands
-        self.files = files = BoxFiles(commands)
+        self.files = files = FileAccess(commands)
         self.handles = handles = BoxHandles(commands)
         self._latest: tuple[int, LayeredSnapshot] | None = None
         self.read, self.write, self.entries = files.read, files.write, files.entries

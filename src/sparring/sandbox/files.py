@@ -21,7 +21,7 @@ FILE_TIMEOUT_S = 10.0  # these run for the caller and not for the policy
 BOUNDS = {"timeout": FILE_TIMEOUT_S, "output": 0}
 
 
-class BoxFiles:
+class FileAccess:
     """Files of a box. No new command begins while its caller reads or writes one.
 
     Args:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
 from sparring.errors import PolicyFailure, SandboxError
-from sparring.protocols import Bounds, Placement
+from sparring.protocols import LiveCommand, Placement
 from sparring.sandbox.commands import BoxCommands
 from sparring.sandbox.connection import BoxConnection, Call, Pump
 from sparring.sandbox.requests import as_bytes, bounds_of, check_text, is_passable, request_of
@@ -282,7 +282,7 @@ class BoxHandles:
     def __init__(self, commands: BoxCommands) -> None:
         self._commands = commands
 
-    async def start(self, argv: Sequence[str] | str, **bounds: Unpack[Bounds]) -> BoxProcess:
+    async def start(self, argv: Sequence[str] | str, **bounds: Unpack[LiveCommand]) -> BoxProcess:
         """Start a program that runs beside others until it ends or is killed. The loopback interface of the box is up
         from then on. It takes no slot of the pool.
 

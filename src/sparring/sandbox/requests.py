@@ -9,13 +9,13 @@ from typing import Any
 from sparring.disk import megabytes
 from sparring.errors import refusal
 from sparring.open_files import allow_files
-from sparring.protocols import Bounds, Command, Placement
+from sparring.protocols import Command, LiveCommand, Placement
 from sparring.types import BoxSpec
 from sparring.types.boxes import check_count, check_seconds
 
 MOST_S = 1e8
 """Longest time limit, in seconds: three years."""
-LIVE: Mapping[str, Any] = {"start": Bounds, "shell": Placement, "terminal": Placement}
+LIVE: Mapping[str, Any] = {"start": LiveCommand, "shell": Placement, "terminal": Placement}
 """Words that begin what lives on beside other commands, and what may be said of it."""
 LEAST_FILES = 512
 """Least limit of open files: a box's own process holds 6 for each of 64 commands, or two for each of 200 layers."""

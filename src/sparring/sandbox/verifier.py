@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from sparring.errors import SandboxError, refusal
 from sparring.sandbox.commands import BoxCommands
-from sparring.sandbox.files import BoxFiles
+from sparring.sandbox.files import FileAccess
 from sparring.sandbox.image_python import python_request
 from sparring.sandbox.requests import bounds_of
 from sparring.types import ExecResult
@@ -30,7 +30,7 @@ def checked_paths(paths: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(map(os.path.normpath, paths)))
 
 
-async def carry(judged: BoxFiles, verifier: BoxFiles, paths: Sequence[str], most_bytes: int) -> None:
+async def carry(judged: FileAccess, verifier: FileAccess, paths: Sequence[str], most_bytes: int) -> None:
     """Write files of the policy's box into its verifier, and remove there what is missing here.
 
     Raises:
