@@ -23,6 +23,7 @@
 # make test-vllm     the engine's contract and a run against the real vLLM, which it installs into .venv-vllm
 # make test-trl      preference losses and gradients against the real TRL, which it installs into .venv-trl
 # make test-peers    advantages, policy losses and gradients against the real verl, which it installs into .venv-peers
+# make test-boxes   the boxes alone, where nothing but msgspec, pyte and pytest is; installs them into .venv-boxes
 # make test-inspect  inspect_ai's own checks of a sandbox, over our boxes; installs it into .venv-inspect
 # make test-paths    what hangs on the processor, on every kernel path that this one can compute, in software too
 # make test-triton   the GPU programs on a CPU, in Triton's interpreter (installs it: 1 GB)
@@ -46,7 +47,7 @@ export PYTHONUNBUFFERED := 1
 # bytecode is kept, whatever the environment says: each worker and each run that a test starts would compile 900 files
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: quickstart check check-lint check-types check-house pythons preflight test test-full test-mutations test-near test-slow test-kills test-cluster test-cluster-full test-extra real real-calls test-real smollm2 bfcl test-harness test-suites test-commands test-security test-vllm test-trl test-peers test-inspect test-paths test-triton test-gpu bench bench-gpu bench-learning docs install clean
+.PHONY: quickstart check check-lint check-types check-house pythons preflight test test-full test-mutations test-near test-slow test-kills test-cluster test-cluster-full test-extra real real-calls test-real smollm2 bfcl test-harness test-suites test-commands test-security test-vllm test-trl test-peers test-boxes test-inspect test-paths test-triton test-gpu bench bench-gpu bench-learning docs install clean
 .DEFAULT_GOAL := quickstart
 
 quickstart: install
@@ -192,12 +193,23 @@ test-trl: install
 	$(BIN)/python benchmarks/rl_step.py --setup
 	$(BIN)/python -m pytest -m trl
 
+# boxes/ and pytest, without the rest of Sparring; test_spoilt.py is of worlds too
+BOXES_TESTS = PYTHONPATH=tests .venv-boxes/bin/python -m pytest -m "not root and not slow" --confcutdir
+test-boxes: $(VENV)/.stamp-system
+	@test -x .venv-boxes/bin/python || $(PYTHON) -m venv .venv-boxes
+	@.venv-boxes/bin/python -m pip install -q --disable-pip-version-check --upgrade "./boxes[terminal]" "pytest>=9" "setuptools>=77" || { \
+		echo "make: expected msgspec, pyte, pytest and setuptools from PyPI, got no answer; on a machine with a network run" \
+			"pip download msgspec pyte pytest setuptools, and here: PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER make test-boxes" >&2; \
+		exit 2; }
+	$(BOXES_TESTS)=tests/unit/sandbox --ignore tests/unit/sandbox/test_spoilt.py tests/unit/sandbox
+	$(BOXES_TESTS)=tests/contract tests/contract/test_sandbox.py tests/contract/test_sandbox_commands.py
+
 # inspect_ai and what the boxes import, without the rest of Sparring
 INSPECT := inspect_ai==0.3.285
 test-inspect: install
 	@test -x .venv-inspect/bin/python || $(PYTHON) -m venv .venv-inspect
 	@.venv-inspect/bin/python -m pip install -q --disable-pip-version-check $(INSPECT) "msgspec>=0.20" "pytest>=9" && \
-	.venv-inspect/bin/python -m pip install -q --disable-pip-version-check --no-deps -e . || { \
+	.venv-inspect/bin/python -m pip install -q --disable-pip-version-check --no-deps ./boxes || { \
 		echo "make: expected $(INSPECT), msgspec and pytest from PyPI, got no answer; on a machine with a network run" \
 			"pip download $(INSPECT) msgspec pytest, and here: PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER make test-inspect" >&2; \
 		exit 2; }
@@ -289,5 +301,5 @@ $(VENV)/.stamp-kernels: $(wildcard src/sparring/kernels/compiled/*.cpp src/sparr
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .real .bfcl build .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) .venv-boxes .real .bfcl build boxes/build .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,6 +6,7 @@ Used by the writers of pages, which run it with `runpy`.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import json
 import textwrap
@@ -39,8 +40,16 @@ def kinds(kind: object) -> dict[str, Kind]:
 
 def struct(kind: object) -> Kind | None:
     """Return the struct that a field holds, by itself, optionally or by name."""
-    options = [kind, *typing.get_args(kind)]
-    return next((o for o in options if isinstance(o, type) and issubclass(o, msgspec.Struct)), None)
+    options = [o for o in (kind, *typing.get_args(kind)) if isinstance(o, type)]
+    return next((o for o in options if issubclass(o, msgspec.Struct) or dataclasses.is_dataclass(o)), None)
+
+
+def fields(kind: type) -> list[msgspec.structs.FieldInfo]:
+    """Return the fields of a struct or a dataclass: name, type and default."""
+    if not dataclasses.is_dataclass(kind):
+        return list(msgspec.structs.fields(kind))
+    types = typing.get_type_hints(kind)
+    return [msgspec.structs.FieldInfo(f.name, f.name, types[f.name], f.default) for f in dataclasses.fields(kind)]
 
 
 def summary(kind: Kind) -> str:

@@ -74,7 +74,7 @@ def pages() -> dict[str, str]:
 def _section(kind: type[msgspec.Struct], name: str, lead: str) -> Iterator[str]:
     yield f"## `[{name}]`\n\n{lead}{_inherited(kind)}\n"
     docs = STRUCTS["field_docs"](kind)
-    fields = [f for f in msgspec.structs.fields(kind) if f.name in docs]  # a base's have a section of their own
+    fields = [f for f in STRUCTS["fields"](kind) if f.name in docs]  # a base's have a section of their own
     if not fields:
         return
     yield TABLE

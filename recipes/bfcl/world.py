@@ -183,7 +183,7 @@ class Calls:
             env=self.name,
             messages=(*system, Message(role="user", content=row.question)),
             data=data,
-            limits=self._config.limits.limits(),
+            limits=self._config.limits,
             seed=derived_seed(row.id),
             tag=row.category,
             key=row.id,

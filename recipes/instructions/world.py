@@ -178,7 +178,7 @@ class Instructions:
             env=self.name,
             messages=(*system, Message(role="user", content=data["prompt"])),
             data=data,
-            limits=self._config.limits.limits(),
+            limits=self._config.limits,
             seed=task_seed,
             tag=tag.format(kind=lead),
         )

@@ -6,6 +6,7 @@ This module has the names that a user's own file needs. Each is imported from it
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -54,6 +55,9 @@ _HOMES = {
 """Definition of each public name: module below `sparring`, name in it."""
 
 
+_INSTALL = "install sparring, which has the boxes"
+
+
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
     if name not in _HOMES:
@@ -61,8 +65,25 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     module, _, attribute = _HOMES[name].partition(":")
-    globals()[name] = value = getattr(importlib.import_module(f"sparring.{module}"), attribute)
+    try:
+        globals()[name] = value = getattr(importlib.import_module(f"sparring.{module}"), attribute)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "sparring":
+            raise
+        raise ImportError(f"sparring.{name}: expected Sparring, got its boxes alone; {_INSTALL}") from error
     return value
+
+
+def _check_alone() -> None:
+    """Refuse two distributions that own the same files: the removal of one would break the other."""
+    names = (name.partition("-") for name in os.listdir(os.path.dirname(os.path.dirname(__file__))))
+    found = {name for name, _, rest in names if rest.endswith(".dist-info")} & {"sparring", "sparring_boxes"}
+    if len(found) > 1:
+        problem = "expected one of the distributions sparring and sparring-boxes, got both, which own the same files"
+        raise ImportError(f"sparring: {problem}; do: pip uninstall -y sparring sparring-boxes, then {_INSTALL}")
+
+
+_check_alone()
 
 
 def __dir__() -> list[str]:

@@ -10,10 +10,22 @@ from __future__ import annotations
 import os
 import sysconfig
 from traceback import walk_tb
-from typing import TYPE_CHECKING
+from typing import Literal
 
-if TYPE_CHECKING:
-    from sparring.types import StopReason
+StopReason = Literal[
+    "answered",  # the agent ended its turn without a tool call, or the world said done
+    "max_turns",
+    "max_tokens",
+    "max_tool_calls",
+    "context_length",
+    "timeout",
+    "malformed",  # the reply could not be interpreted
+    "resources",  # the policy's own commands hit memory, disk, process or time limits fatally
+    "failure",  # see Outcome.failure
+    "cancelled",
+    "stale",
+]
+"""Why a conversation ended."""
 
 NOT_OF_USERS = (os.path.dirname(__file__), os.path.dirname(os.__file__), sysconfig.get_path("purelib"), "<")
 """Beginnings of the file names of code that no user wrote: of Sparring, Python, installed packages, and generated."""

@@ -19,6 +19,8 @@ from typing import Any
 
 from msgspec import inspect as declared
 
+from sparring.errors import BadInput
+
 Key = str | int
 
 
@@ -247,10 +249,18 @@ def _struct(kind: declared.StructType, data: Mapping[str, Any], keys: tuple[Key,
     values = _fields(kind, {str(kind.tag_field)} if kind.tag is not None else set(), data, keys)
     if kind.tag is not None and kind.tag_field in data:
         _chosen([kind], data, keys)
+    return _made(kind.cls, values, data, keys)
+
+
+def _made(kind: type, values: dict[str, Any], data: Mapping[str, Any], keys: tuple[Key, ...]) -> Any:
+    """Build an object of a class that refuses values which do not go together, or fields by name (`BadInput`)."""
     try:
-        return kind.cls(**values)
+        return kind(**values)
     except InvalidValue:
         raise
+    except BadInput as error:
+        expected, _, do = str(error).removeprefix(f"{error.where}: expected ").rpartition("; ")
+        raise InvalidValue((*keys, error.where.rpartition(".")[2]), expected, do=do) from error
     except ValueError as error:
         problem = str(error)
         raise InvalidValue(keys, problem, "" if ", got" in problem else _shown(data, 200)) from error
@@ -259,7 +269,7 @@ def _struct(kind: declared.StructType, data: Mapping[str, Any], keys: tuple[Key,
 def _record(kind: Any, data: Mapping[str, Any], keys: tuple[Key, ...]) -> Any:
     """Build a dataclass or a TypedDict."""
     values = _fields(kind, set(), data, keys)
-    return values if isinstance(kind, declared.TypedDictType) else kind.cls(**values)
+    return values if isinstance(kind, declared.TypedDictType) else _made(kind.cls, values, data, keys)
 
 
 def _fields(kind: Any, beside: set[str], data: Mapping[str, Any], keys: tuple[Key, ...]) -> dict[str, Any]:

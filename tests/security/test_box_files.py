@@ -132,9 +132,9 @@ def test_a_write_is_linear_and_leaves_no_part(in_box: Any) -> None:
 def test_a_write_that_is_killed_leaves_what_was_there(in_box: Any) -> None:
     async def work(box: Any) -> None:
         await box.write("data", b"before")
-        request = {"op": "write", "path": "data", "size": 9 * MB}
+        request = {"op": "write", "path": "data", "size": 9 * MB, "timeout": 20.0, "output": 0}
         with pytest.raises(OSError):
-            await box._command(request, bytes(8 * MB), 20.0)  # less than was said arrives
+            await box.commands.told(request, bytes(8 * MB))  # less than was said arrives
         assert (await box.read("data"), await box.entries()) == (b"before", {"data": "file"})
 
     in_box(work)

@@ -26,7 +26,8 @@ from sparring.envs.tools.terminal import TerminalTool
 from sparring.errors import PolicyFailure, SandboxError
 from sparring.rollout.episode import GuardedEnv
 from sparring.sandbox.box import BubblewrapBox
-from sparring.sandbox.handles import BoxProcess, BoxShell, BoxTerminal
+from sparring.sandbox.files import FileAccess
+from sparring.sandbox.handles import BoxHandles, BoxProcess, BoxShell, BoxTerminal
 from sparring.sandbox.spoilt import BoxRequest
 from sparring.types import BoxSpec, Message, Task, ToolCall
 
@@ -188,29 +189,29 @@ ROWS: dict[tuple[type[Any], str], Any] = {
     (BubblewrapBox, "exec"): lambda box, _: box.exec("cat file; echo said"),
     (BubblewrapBox, "exec, cwd"): lambda box, _: box.exec("pwd", cwd="folder"),
     (BubblewrapBox, "python"): lambda box, _: box.python("print(1)"),
-    (BubblewrapBox, "start"): lambda box, _: box.start("true"),
-    (BubblewrapBox, "start, cwd"): lambda box, _: box.start("true", cwd="folder"),
+    (BoxHandles, "start"): lambda box, _: box.start("true"),
+    (BoxHandles, "start, cwd"): lambda box, _: box.start("true", cwd="folder"),
     (BubblewrapBox, "shell"): lambda box, _: box.shell(),
     (BubblewrapBox, "shell, cwd"): lambda box, _: box.shell(cwd="folder"),
-    (BubblewrapBox, "terminal"): lambda box, _: box.terminal(["true"]),
-    (BubblewrapBox, "read"): lambda box, _: box.read("file"),
-    (BubblewrapBox, "read, folder"): lambda box, _: box.read("folder/file"),
-    (BubblewrapBox, "read_plain"): lambda box, _: box.read_plain("folder/file", 100),
-    (BubblewrapBox, "write"): lambda box, _: box.write("file", bytes(1000)),
-    (BubblewrapBox, "write, folder"): lambda box, _: box.write("folder/new/file", bytes(1000)),
-    (BubblewrapBox, "entries"): lambda box, _: box.entries("folder"),
-    (BubblewrapBox, "entries, all"): lambda box, _: box.entries(),
-    (BubblewrapBox, "upload"): lambda box, _: box.upload({"folder/file": bytes(1000), "folder/new/file": b"x"}),
-    (BubblewrapBox, "upload, folder"): lambda box, _: box.upload({"file": b"x", "a/b": b"y"}, "folder"),
-    (BubblewrapBox, "download"): lambda box, _: box.download("folder"),
-    (BubblewrapBox, "download, all"): lambda box, _: box.download(),
-    (BubblewrapBox, "remove"): lambda box, _: box.remove("folder/other"),
+    (BoxHandles, "shell"): lambda box, _: box.handles.shell(),
+    (BoxHandles, "terminal"): lambda box, _: box.terminal(["true"]),
+    (FileAccess, "read"): lambda box, _: box.read("file"),
+    (FileAccess, "read, folder"): lambda box, _: box.read("folder/file"),
+    (FileAccess, "read_plain"): lambda box, _: box.files.read_plain("folder/file", 100),
+    (FileAccess, "write"): lambda box, _: box.write("file", bytes(1000)),
+    (FileAccess, "write, folder"): lambda box, _: box.write("folder/new/file", bytes(1000)),
+    (FileAccess, "entries"): lambda box, _: box.entries("folder"),
+    (FileAccess, "entries, all"): lambda box, _: box.entries(),
+    (FileAccess, "upload"): lambda box, _: box.upload({"folder/file": bytes(1000), "folder/new/file": b"x"}),
+    (FileAccess, "upload, folder"): lambda box, _: box.upload({"file": b"x", "a/b": b"y"}, "folder"),
+    (FileAccess, "download"): lambda box, _: box.download("folder"),
+    (FileAccess, "download, all"): lambda box, _: box.download(),
+    (FileAccess, "remove"): lambda box, _: box.files.remove("folder/other"),
     (BubblewrapBox, "fresh"): carry,
     (BubblewrapBox, "beside"): lambda box, _: box.beside(BoxSpec()),
     (BubblewrapBox, "converse"): lambda box, _: passes("def f(x): return x", "assert f(1) == 1", box),
     (BubblewrapBox, "verifier"): verify,
-    (BubblewrapBox, "connect"): lambda box, _: box.connect(8000),
-    (BubblewrapBox, "run_alone"): lambda box, _: box.run_alone("print(1)", 5.0),
+    (BoxHandles, "connect"): lambda box, _: box.connect(8000),
     (BoxProcess, "output"): handle(BoxProcess, "output"),
     (BoxProcess, "write"): handle(BoxProcess, "write", b"x"),
     (BoxProcess, "wait"): handle(BoxProcess, "wait", 0.0),
@@ -237,16 +238,18 @@ ROWS: dict[tuple[type[Any], str], Any] = {
     (BubblewrapBox, "snapshot"): lambda box, _: box.snapshot(ends=True),
     (BubblewrapBox, "snapshot_prepared"): lambda box, _: box.snapshot_prepared(),
     (BubblewrapBox, "fork"): fork,
-    (BubblewrapBox, "read, fork"): lambda box, _: box.read("file"),
+    (FileAccess, "read, fork"): lambda box, _: box.read("file"),
     (BubblewrapBox, "cancel"): lambda box, _: asyncio.to_thread(int),
     (BubblewrapBox, "close"): lambda box, _: box.close(),
 }
 """Operations in this order, in one box. `program` has tests of its own (`test_shown_files.py`)."""
-OTHERS = {"program", "limit_s", "most_output", "slot", "soon", "start_opening", "start_closing", "hand_over"}
+BOX = (BubblewrapBox, FileAccess, BoxHandles)
+"""Classes whose operations a box has."""
+OTHERS = {"program"}
 
 
 def test_every_operation_has_a_row() -> None:
-    for kind in (BubblewrapBox, BoxProcess, BoxShell, BoxTerminal):
+    for kind in (*BOX, BoxProcess, BoxShell, BoxTerminal):
         names = {name for name, value in inspect.getmembers(kind) if not name.startswith("_")}
         rows = {name.partition(",")[0] for row, name in ROWS if row in kind.__mro__ or issubclass(row, kind.__mro__[1])}
         assert {name for name in names if callable(getattr(kind, name))} - rows - OTHERS == set(), kind
@@ -308,7 +311,7 @@ def test_attributes_that_overlays_have_are_the_policys(in_box: Any) -> None:
         await box.upload(PREPARED)
         await box.exec(["python3", "-c", OVERLAYS.format("if True")])
         await box.snapshot()
-        return [cell for cell in await wrong(box, {}) if cell.startswith(("BubblewrapBox", "Tools"))]
+        return [cell for cell in await wrong(box, {}) if cell.startswith((*(kind.__name__ for kind in BOX), "Tools"))]
 
     assert in_box(work, timeout_s=2.0) == []
 
@@ -381,9 +384,9 @@ def test_a_command_that_cannot_begin_beside_no_other_is_the_machines(number: int
 def test_a_box_that_was_killed_is_the_machines(in_box: Any) -> None:
     async def work(box: Any) -> None:
         kept = await prepared(box)
-        os.kill(box._server.pid, signal.SIGKILL)
+        os.kill(box.commands.server.pid, signal.SIGKILL)
         for (kind, name), work in ROWS.items():
-            if kind is BubblewrapBox and name not in ("beside", "cancel", "close", "fork", "fresh"):
+            if kind in BOX and name not in ("beside", "cancel", "close", "fork", "fresh"):
                 with pytest.raises(SandboxError):
                     await work(box, kept)
 

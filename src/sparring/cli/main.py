@@ -27,7 +27,6 @@ from sparring.cli import (
     eval,
     export,
     gateway,
-    image,
     replay,
     report,
     run,
@@ -49,7 +48,7 @@ YOUNG_OBJECTS = 50_000
 """Number of new objects that starts a garbage collection of the youngest generation; Python's default is 700. Imports
 make two million permanent objects, and collections that walked them took a third of the start-up time."""
 
-VERBS = (run, check, eval, export, convert, chat, serve, gateway, try_, image, sandbox, replay, diff, show, report)
+VERBS = (run, check, eval, export, convert, chat, serve, gateway, try_, sandbox, replay, diff, show, report)
 
 
 REFUSALS = (

@@ -6,10 +6,10 @@ import functools
 import inspect
 import socket
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 from sparring.envs.executor import at_home
-from sparring.protocols import LiveProcess, Sandbox, Shell, Snapshot, Terminal
+from sparring.protocols import Command, LiveProcess, Sandbox, Shell, Snapshot, Terminal
 from sparring.types import MOST_BYTES, EntryKind, ExecResult, TreeEntry
 
 
@@ -34,8 +34,8 @@ class BoxAtHome:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._box, name)
 
-    async def exec(self, argv: Sequence[str] | str, **named: Any) -> ExecResult:
-        return await at_home(self._box.exec, argv, **named)
+    async def exec(self, argv: Sequence[str] | str, **command: Unpack[Command]) -> ExecResult:
+        return await at_home(self._box.exec, argv, **command)
 
     async def python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
         return await at_home(self._box.python, code, timeout_s=timeout_s)

@@ -11,79 +11,6 @@ from sparring.envs.rubrics.config import Part
 from sparring.types import BoxSpec, Limits
 
 
-class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[env.limits]`: limits of one rollout."""
-
-    max_turns: int = 8
-    """Maximum number of assistant messages."""
-
-    max_tokens: int = 1024
-    """Maximum number of sampled tokens over all turns."""
-
-    max_tool_calls: int = 8
-    """Maximum number of tool calls over all turns."""
-
-    timeout_s: float = 120.0
-    """Maximum wall-clock time of the rollout, in seconds."""
-
-    def __post_init__(self) -> None:
-        if min(self.max_turns, self.max_tokens) < 1 or self.max_tool_calls < 0 or self.timeout_s <= 0:
-            raise ValueError(
-                "max_turns and max_tokens must be at least 1, max_tool_calls at least 0, timeout_s above 0"
-            )
-
-    def limits(self) -> Limits:
-        """Return the limits in the form that a `Task` carries."""
-        return Limits(**msgspec.structs.asdict(self))
-
-
-class BoxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[env.box]`: the box in which the policy's commands run. Times and sizes are per command."""
-
-    image: str = "python"
-    """What is installed: `python`, the host's programs, of which nothing can be written; `host`, the same with a root
-    that can be written; or the name of an image that `sparring image pull` unpacked."""
-
-    user: int = 1000
-    """Id that the box's one user has inside, 0 to 65535. As 0, calls that give files or processes to other users answer
-    success and do nothing."""
-
-    timeout_s: float = 2.0
-    """Maximum wall-clock time of a command, in seconds."""
-
-    memory_bytes: int = 256 << 20
-    """Maximum memory of a command."""
-
-    disk_bytes: int = 16 << 20
-    """Maximum size of all files in the box."""
-
-    output_bytes: int = 4096
-    """Bytes of a command's output that are kept."""
-
-    processes: int = 16
-    """Maximum number of processes and threads at one time."""
-
-    network: bool = False
-    """Allow access to the network from inside the box."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.user <= 65535:
-            raise ValueError(f"user must be a number from 0 to 65535, not {self.user}")
-        if self.timeout_s <= 0 or min(self.memory_bytes, self.output_bytes, self.processes) < 1 or self.disk_bytes < 0:
-            raise ValueError(
-                "timeout_s, memory_bytes, output_bytes and processes must be above 0, disk_bytes 0 or more"
-            )
-        sizes = max(self.memory_bytes, self.disk_bytes, self.output_bytes)
-        if self.timeout_s > 1e6 or sizes > 1 << 50 or self.processes > 1 << 22:
-            raise ValueError(
-                "timeout_s can be at most a million, sizes a pebibyte, processes 4194304: no machine limits more"
-            )
-
-    def spec(self) -> BoxSpec:
-        """Return the box in the form that a `Task` carries."""
-        return BoxSpec(**msgspec.structs.asdict(self))
-
-
 class Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[env.columns]`: names of the data's columns. All columns reach the environment as `task.data`."""
 
@@ -157,10 +84,10 @@ class EnvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tools: tuple[Literal["python"], ...] = ()
     """Built-in tools for a `reward` function or a rubric; a named world brings its own tools."""
 
-    limits: LimitsConfig = LimitsConfig()
+    limits: Limits = Limits()
     """Limits of one rollout."""
 
-    box: BoxConfig = BoxConfig()
+    box: BoxSpec = BoxSpec()
     """Box for the policy's code, if the world needs one."""
 
     def __post_init__(self) -> None:

@@ -13,14 +13,14 @@ from typing import Any, cast
 import msgspec
 
 from sparring.envs.base import Env
-from sparring.envs.config import BoxConfig, EnvConfig
+from sparring.envs.config import EnvConfig
 from sparring.envs.executor import is_cooperative
 from sparring.envs.rubrics.judges import together
 from sparring.envs.splits import Splits, Stream, derived_seed, identity, listed, order, unknown_split
 from sparring.errors import BadInput, EnvError, boundary, refusal, refusal_in
 from sparring.observe.waiting import waiting
 from sparring.protocols import Boxes, Expert
-from sparring.types import Message, Task
+from sparring.types import BoxSpec, Message, Task
 
 Rows = Sequence[Mapping[str, Any]]
 ReadRows = Callable[[str, Mapping[str, str]], Rows]
@@ -50,7 +50,7 @@ class WorldFactory:
         with waiting(f"{self._user} to be made"), boundary(BadInput, f"env {name}", expected, do):
             self._probe = make()
         self.scorer = self._probe.scorer
-        if config.box != BoxConfig() and not self._probe.needs_box:
+        if config.box != BoxSpec() and not self._probe.needs_box:
             do = "leave the table out, or set needs_box = True in the world"
             raise refusal("env.box", "a world that needs a box", f"{name}, which opens none", do)
         self._splits: dict[int, Splits] = {}
@@ -192,8 +192,8 @@ class WorldFactory:
 
     def _task(self, id: str, data: Mapping[str, Any], messages: Sequence[Message], seed: int) -> Task:
         config = self._config
-        box = config.box.spec() if self._probe.needs_box else None
-        task = Task(id=id, env=self.name, messages=(), data=data, limits=config.limits.limits(), box=box, seed=seed)
+        box = config.box if self._probe.needs_box else None
+        task = Task(id=id, env=self.name, messages=(), data=data, limits=config.limits, box=box, seed=seed)
         with boundary(BadInput, f"task {id}", "a task that can be scored", "correct the environment or its data"):
             self._probe.check(task)
         messages = messages or self._prompt(task)

@@ -221,8 +221,8 @@ class ReasoningGym:
             env=self.name,
             messages=(*system, Message(role="user", content=entry["question"])),
             data=data,
-            limits=self._config.limits.limits(),
-            box=self._config.box.spec() if self._args.tool else None,
+            limits=self._config.limits,
+            box=self._config.box if self._args.tool else None,
             seed=item_seed,
             tag=dataset.name,
         )

@@ -4,10 +4,13 @@ Every implementation passes the contract suite of its protocol in `tests/contrac
 """
 
 from sparring.protocols.boxes import (
+    LiveCommand as LiveCommand,
     Boxes as Boxes,
+    Command as Command,
     HandedOver as HandedOver,
     OnOutput as OnOutput,
     LiveProcess as LiveProcess,
+    Placement as Placement,
     Sandbox as Sandbox,
     Shell as Shell,
     Snapshot as Snapshot,

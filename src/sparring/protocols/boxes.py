@@ -4,12 +4,42 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypedDict, Unpack, runtime_checkable
 
 from sparring.types import MOST_BYTES, BoxSpec, EntryKind, ExecResult, TreeEntry
 
 OnOutput = Callable[[str, bytes], Awaitable[None]]
 """Taker of a command's output while it runs: "stdout" or "stderr", and a piece. The command waits for a slow one."""
+
+
+class Placement(TypedDict, total=False):
+    """Where a command runs."""
+
+    cwd: str | None
+    """Folder of the box; by default the box's own."""
+
+    environment: Mapping[str, str] | None
+    """Variables besides the box's own."""
+
+
+class LiveCommand(Placement, total=False):
+    """Where a command runs, for how long, and who gets its output."""
+
+    timeout_s: float | None
+    """Seconds until it is ended; by default the box's limit, and none for what lives on."""
+
+    output_bytes: int | None
+    """Most bytes that are kept of each stream; by default the box's limit."""
+
+    on_output: OnOutput | None
+    """Gets all output while the command runs."""
+
+
+class Command(LiveCommand, total=False):
+    """How a command runs, besides its program and arguments."""
+
+    stdin: str | bytes
+    """Standard input."""
 
 
 class LiveProcess(Protocol):
@@ -125,27 +155,9 @@ class Sandbox(Protocol):
             error of a file, a folder or a port is a `SpoiltFile` of the named class, such as `FileNotFoundError`.
     """
 
-    async def exec(
-        self,
-        argv: Sequence[str] | str,
-        *,
-        stdin: str | bytes = "",
-        cwd: str | None = None,
-        environment: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-        output_bytes: int | None = None,
-        on_output: OnOutput | None = None,
-    ) -> ExecResult:
-        """Run a command until it ends or its time is up, and end with it all that it left running.
-
-        Args:
-            argv: program and arguments, or a text of sh.
-            stdin: standard input.
-            cwd: folder of the box to run in; by default the box's own.
-            environment: variables besides the box's own.
-            timeout_s: seconds; by default the box's limit.
-            output_bytes: most bytes that are kept of each stream; by default the box's limit.
-            on_output: gets all output while the command runs.
+    async def exec(self, argv: Sequence[str] | str, **command: Unpack[Command]) -> ExecResult:
+        """Run a program with its arguments, or a text of sh, until it ends or its time is up, and end with it all that
+        it left running.
 
         Raises:
             FileNotFoundError: there is no folder `cwd`.
@@ -155,29 +167,14 @@ class Sandbox(Protocol):
     async def python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
         """Run a Python program as the main module."""
 
-    async def start(
-        self,
-        argv: Sequence[str] | str,
-        *,
-        cwd: str | None = None,
-        environment: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-        output_bytes: int | None = None,
-        on_output: OnOutput | None = None,
-    ) -> LiveProcess:
-        """Start a command that runs beside others, at most `timeout_s` seconds; the rest as `exec`."""
+    async def start(self, argv: Sequence[str] | str, **bounds: Unpack[LiveCommand]) -> LiveProcess:
+        """Start a command that runs beside others; the rest as `exec`."""
 
-    async def shell(self, *, cwd: str | None = None, environment: Mapping[str, str] | None = None) -> Shell:
+    async def shell(self, **placement: Unpack[Placement]) -> Shell:
         """Start a shell that lives on."""
 
     async def terminal(
-        self,
-        argv: Sequence[str] | str,
-        *,
-        columns: int = 80,
-        rows: int = 24,
-        cwd: str | None = None,
-        environment: Mapping[str, str] | None = None,
+        self, argv: Sequence[str] | str, *, columns: int = 80, rows: int = 24, **placement: Unpack[Placement]
     ) -> Terminal:
         """Start a command with a terminal.
 

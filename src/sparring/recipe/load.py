@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import difflib
 import json
 import tomllib
@@ -144,8 +145,10 @@ def _section_keys(kind: type[msgspec.Struct] = RunConfig, path: str = "") -> dic
     """Return the keys of every section and of the tables in it, by dotted path."""
     found: dict[str, set[str]] = {}
     for field in msgspec.structs.fields(kind):
-        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
-            inside = f"{path}{field.name}"
+        inside = f"{path}{field.name}"
+        if dataclasses.is_dataclass(field.type):
+            found[inside] = {inner.name for inner in dataclasses.fields(field.type)}
+        elif isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
             found[inside] = {inner.encode_name for inner in msgspec.structs.fields(field.type)}
             found |= _section_keys(field.type, f"{inside}.")
     return found

@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 from sparring.errors import SpoiltFile, refusal
-from sparring.protocols import OnOutput, Sandbox, Snapshot
-from sparring.sandbox.commands import Pool, T
-from sparring.sandbox.connection import BoxConnection, Call, Pump
-from sparring.sandbox.file_commands import FILE_TIMEOUT_S
-from sparring.sandbox.handles import BoxShell, KeptCommands, NoShell, ShellEnded
-from sparring.sandbox.image_python import check_has_python, python_line, python_request
-from sparring.sandbox.requests import as_bytes, placed
+from sparring.protocols import Command, Placement, Sandbox, Snapshot
+from sparring.sandbox.commands import BoxCommands, Pool, T
+from sparring.sandbox.connection import Call
+from sparring.sandbox.files import BOUNDS, FileAccess
+from sparring.sandbox.groups import BoxGroup
+from sparring.sandbox.handles import BoxHandles, BoxShell, NoShell, ShellEnded
+from sparring.sandbox.image_python import check_has_python, python_request
+from sparring.sandbox.requests import as_bytes, bounds_of, request_of
 from sparring.sandbox.results import result_of
 from sparring.sandbox.roots import Root, check_same_user
 from sparring.sandbox.snapshots import LayeredSnapshot, check_prepared, checked
-from sparring.sandbox.verifier import checked_paths, conversation, pipes_between, verifier_of
+from sparring.sandbox.verifier import carry, checked_paths, conversation, pipes_between
 from sparring.types import MOST_BYTES, BoxSpec, ExecResult
 
 
@@ -34,31 +35,49 @@ class BoxPool(Pool, Protocol):
         """Return a box of a root that is there, as `BubblewrapBoxes.made`."""
 
 
-class BubblewrapBox(KeptCommands):
-    """Box of one fork server. Its commands run at once, but while its caller reads or writes files no new one begins;
-    cancelling the awaiting task kills the command. Implements `Sandbox`.
+class BubblewrapBox:
+    """Box of one fork server: its commands, its files, what lives on in it, and the boxes that are made from it. Its
+    commands run at once, but while its caller reads or writes files no new one begins; cancelling the awaiting task
+    kills the command. Implements `Sandbox`.
 
     `output_bytes` of the spec applies to stdout and stderr separately, so the kept output does not depend on how they
     interleave.
 
+    Args:
+        pool: its pool.
+        root: its root.
+        commands: its commands.
+
     Attributes:
-        queued_s: seconds that its commands have waited for a slot of the pool.
+        spec: its spec.
+        commands: its commands.
+        files: its files.
+        handles: beginner of what lives on in it.
     """
 
-    _pool: BoxPool
-    _latest: tuple[int, LayeredSnapshot] | None = None
+    def __init__(self, pool: BoxPool, root: Root, commands: BoxCommands) -> None:
+        self._pool, self._root, self.spec = pool, root, commands.spec
+        self.commands = commands
+        self.files = files = FileAccess(commands)
+        self.handles = handles = BoxHandles(commands)
+        self._latest: tuple[int, LayeredSnapshot] | None = None
+        self.read, self.write, self.entries = files.read, files.write, files.entries
+        self.upload, self.download = files.upload, files.download
+        self.start, self.terminal, self.connect = handles.start, handles.terminal, handles.connect
+        self.hand_over = commands.hands.hand_over
+
+    @property
+    def group(self) -> BoxGroup | None:
+        """Control group of its commands; None without control groups or before the first command."""
+        return self.commands.group
+
+    @property
+    def queued_s(self) -> float:
+        """Seconds that its commands have waited for a slot of the pool."""
+        return self.commands.queued_s
 
     async def exec(
-        self,
-        argv: Sequence[str] | str,
-        *,
-        stdin: str | bytes = "",
-        cwd: str | None = None,
-        environment: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-        output_bytes: int | None = None,
-        on_output: OnOutput | None = None,
-        user: int | None = None,
+        self, argv: Sequence[str] | str, *, user: int | None = None, **command: Unpack[Command]
     ) -> ExecResult:
         """Run a program, or a text of sh, in /box or another folder of the box. The exit code is a shell's: 126, 127,
         or 128 + n after signal n. What it leaves running ends with it.
@@ -71,14 +90,13 @@ class BubblewrapBox(KeptCommands):
             SandboxError: the box failed.
         """
         check_same_user(self.spec, user)
-        request = {"op": "exec", **placed(argv, cwd, environment)}
-        return await self._turned(request, as_bytes(stdin), timeout_s, output_bytes, on_output)
+        request = request_of("exec", self.spec, argv, command)
+        return await self.commands.run(request, as_bytes(command.get("stdin", "")), command.get("on_output"))
 
     async def python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
         """Run code as `python3 -c` would, in a fork of a warm interpreter; in an image, on the image's `python3`."""
-        if self._root.kind == "layers":
-            return await self.exec(python_line(), stdin=code, timeout_s=timeout_s)
-        return await self._turned({"op": "python"}, as_bytes(code), timeout_s)
+        request = python_request(self._root.kind == "layers", bounds_of(self.spec, timeout_s, None))
+        return await self.commands.run(request, as_bytes(code))
 
     async def program(
         self,
@@ -115,27 +133,28 @@ class BubblewrapBox(KeptCommands):
         """
         if not self._pool.runs_programs:
             raise refusal("sandbox", "boxes that run programs", "others", "make the pool with mounts")
+        command = Command(
+            environment=self._root.program_environment(environment), timeout_s=timeout_s, output_bytes=output_bytes
+        )
         request = {
-            "op": "program",
-            **placed(argv, environment=self._root.program_environment(environment)),
+            **request_of("program", self.spec, argv, command),
             "port": port,
+            "shown": self._pool.shown if self._root.kind == "layers" else [],
         }
-        request["shown"] = self._pool.shown if self._root.kind == "layers" else []
-        async with self._turn:
-            pass
-        call, rest = await self._begin(request, as_bytes(stdin), timeout_s, output_bytes)
+        await self.commands.after_files()
+        call, rest = await self.commands.begin(request, as_bytes(stdin))
         try:
-            return await self._beside_server(call, rest, timeout_s, served)
+            return await self._beside_server(call, rest, served)
         except SpoiltFile as error:
             if await self._shows_as_prepared(request):
                 raise
             raise OSError(error.errno, error.strerror, error.filename) from error
 
     async def _beside_server(
-        self, call: Call, rest: bytes, timeout_s: float, served: Callable[[socket.socket], Awaitable[None]]
+        self, call: Call, rest: bytes, served: Callable[[socket.socket], Awaitable[None]]
     ) -> ExecResult:
         """Return the end of a program, whose server ends with it."""
-        running = asyncio.create_task(self._ended(call, rest, timeout_s))
+        running = asyncio.create_task(self.commands.ended(call, rest))
         serving = asyncio.create_task(_serve(call, served))
         try:
             await asyncio.wait((running, serving), return_when=asyncio.FIRST_COMPLETED)
@@ -154,8 +173,8 @@ class BubblewrapBox(KeptCommands):
         """Return whether a program's files can be shown in the box as it was prepared."""
         box = self._as_prepared()
         try:
-            call, _ = await box._begin({**request, "argv": []}, b"", FILE_TIMEOUT_S, 0)
-            await box._ended(call, b"", FILE_TIMEOUT_S)
+            call, _ = await box.commands.begin({**request, **BOUNDS, "argv": []}, b"")
+            await box.commands.ended(call, b"")
         except OSError:
             return False
         finally:
@@ -163,16 +182,16 @@ class BubblewrapBox(KeptCommands):
         call.close_socket()
         return True
 
-    async def shell(self, *, cwd: str | None = None, environment: Mapping[str, str] | None = None) -> BoxShell:
+    async def shell(self, **placement: Unpack[Placement]) -> BoxShell:
         """Start a shell, bash where the box has it.
 
         Raises:
             ShellEnded: a command has ended it, or spoilt what it needs.
             Exception: as `start`.
         """
-        request, used = {"op": "shell", **placed((), cwd, environment)}, self._used
+        used = self.commands.hands.used
         try:
-            return await self._begin_shell(request)
+            return await self.handles.shell(**placement)
         except NoShell as error:
             if used and await self._has_shell_as_prepared():
                 raise ShellEnded(f"a command of the box has spoilt its shell: {error}") from error
@@ -180,12 +199,12 @@ class BubblewrapBox(KeptCommands):
 
     def _as_prepared(self) -> BubblewrapBox:
         """Return a box of the state that verifiers are forks of: what fails here alone, a command has spoilt."""
-        return self._pool.made(self.spec, self._root, below=self._line.prepared)
+        return self._pool.made(self.spec, self._root, below=self.commands.line.prepared)
 
     async def _has_shell_as_prepared(self) -> bool:
         box = self._as_prepared()
         try:
-            await box._begin_shell({"op": "shell", "argv": []})
+            await box.handles.shell()
         except NoShell:
             return False
         finally:
@@ -215,22 +234,16 @@ class BubblewrapBox(KeptCommands):
         return await self._frozen(False, prepares=True)
 
     async def _frozen(self, ends: bool, *, prepares: bool = False) -> LayeredSnapshot:
-        self._line.check()
+        self.commands.line.check()
         # a caller who is cancelled leaves no layer behind that the next snapshot would lack
         freezing = asyncio.create_task(self._freeze(ends, prepares))
         freezing.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(freezing)
 
     async def _freeze(self, ends: bool, prepares: bool) -> LayeredSnapshot:
-        async with self._turn, self.slot():
-            connection = await self._open()
-            late_s = max(0.0, self._busy_until - asyncio.get_running_loop().time()) + FILE_TIMEOUT_S
-            call = connection.ask({"op": "snapshot", "ends": ends})
-            try:
-                passed = await self.soon(call.layers, late_s=late_s)
-            finally:
-                connection.forget(call)
-            return self._line.add(passed.layers, passed.header["processes"], self._used, prepares=prepares)
+        passed = await self.commands.freeze(ends)
+        used, processes = self.commands.hands.used, passed.header["processes"]
+        return self.commands.line.add(passed.layers, processes, used, prepares=prepares)
 
     async def fork(self, snapshot: Snapshot) -> BubblewrapBox:
         """Return a new box with the files, the working folder and the environment of a snapshot. The caller closes it.
@@ -261,17 +274,22 @@ class BubblewrapBox(KeptCommands):
             SandboxError: a box failed.
         """
         names = checked_paths(paths)
-        self._check_open()
-        if self._line.prepared is None:
-            check_prepared(self._used)
+        self.commands.check_open()
+        if self.commands.line.prepared is None:
+            check_prepared(self.commands.hands.used)
             await self.snapshot()
-        judging = self._after(self._pool.made(self.spec, self._root, below=self._line.prepared))
-        judging._line.judge = (self._line.prepared,)
-        judging.start_opening()  # while this box reads its files
-        return await verifier_of(self, judging, names, most_bytes)
+        judging = self._after(self._pool.made(self.spec, self._root, below=self.commands.line.prepared))
+        judging.commands.line.judge = (self.commands.line.prepared,)
+        judging.commands.start_opening()  # while this box reads its files
+        try:
+            await carry(self.files, judging.files, names, most_bytes)
+        except BaseException:
+            await judging.close()
+            raise
+        return judging
 
     async def fresh(self) -> Sandbox:
-        self._check_open()
+        self.commands.check_open()
         return self._after(self._pool.made(self.spec, self._root))
 
     async def beside(self, spec: BoxSpec) -> Sandbox:
@@ -281,13 +299,13 @@ class BubblewrapBox(KeptCommands):
             BadInput: the pool cannot make such a box, see `take`.
             SandboxError: this box has failed, or it or the pool is closed.
         """
-        self._check_open()
+        self.commands.check_open()
         return self._after(await self._pool.take(spec))
 
     def _after(self, made: T) -> T:
         """Return a box for which this one was asked: what comes into it may be of this one's commands."""
         if isinstance(made, BubblewrapBox):
-            made._made_from, made._is_handed_over = (None, True) if self._is_policys() else (self, False)
+            made.commands.hands.take_from(self.commands.hands)
         return made
 
     async def converse(self, code: str, other: str) -> ExecResult:
@@ -300,80 +318,32 @@ class BubblewrapBox(KeptCommands):
             BadInput: the box has an image of its own, which has no Python.
             SandboxError: a box failed and `code` failed because of it, or this box is closed.
         """
-        self._check_open()
-        judge = self._line.judge
+        self.commands.check_open()
+        judge = self.commands.line.judge
         below = (*judge, await self._snapshot_since()) if judge else (None, None)
         ends = zip(pipes_between(), below, strict=True)
-        asking, answering = (self._pool.made(self.spec, self._root, *end) for end in ends)
-        result = await conversation((asking, code), (answering, other), self.spec.timeout_s, self._pool.slots)
-        if result.exit_code and self._root.kind == "layers":
+        asking, answering = (self._pool.made(self.spec, self._root, *end).commands for end in ends)
+        in_image = self._root.kind == "layers"
+        result = await conversation((asking, code), (answering, other), in_image, self._pool.slots)
+        if result.exit_code and in_image:
             await check_has_python(self._pool.made(self.spec, self._root, below=below[0]), self.spec.image)
         return result
 
     async def _snapshot_since(self) -> LayeredSnapshot:
         """Return a snapshot of the box's files as they are: the last one, if nothing has begun since."""
-        if self._latest is None or self._latest[0] != self._num_begun:
-            num_begun = self._num_begun
+        if self._latest is None or self._latest[0] != self.commands.num_begun:
+            num_begun = self.commands.num_begun
             self._latest = (num_begun, await self.snapshot())
         return self._latest[1]
-
-    async def run_alone(self, code: str, limit_s: float) -> ExecResult:
-        """Run Python code in an unused box for a caller that holds a slot."""
-        request = python_request() if self._root.kind == "layers" else {"op": "python"}
-        try:
-            return result_of(await self._run(request, as_bytes(code), limit_s))
-        finally:
-            self._close_pipes()  # if the box did not start, the other one would wait for an answer
 
     def cancel(self) -> None:
         """End the commands that run, but not what was started to live on; their results are those of killed
         commands."""
-        if self._connection is not None:
-            self._connection.send({"id": 0, "op": "end"})
+        self.commands.cancel()
 
     async def close(self) -> None:
-        if (opening := self.start_closing()) is not None:
-            await asyncio.wait([opening])
-
-    def start_closing(self) -> asyncio.Task[BoxConnection] | None:
-        """End the box: now, or as soon as it has opened, whether somebody waits or not. Return the task that opens it,
-        if it has begun and is not done."""
-        self._end_reason = self._end_reason or "the box is closed"
-        opening = self._opening
-        if opening is None or opening.done():
-            self._release()
-            return None
-        if not self._line.layers:  # else it gives borrowed layers back
-            opening.cancel()
-        opening.add_done_callback(lambda _: self._release())
-        return opening
-
-    def _release(self) -> None:
-        """Give back all that the box holds; its processes end."""
-        self._close_pipes()
-        if self._connection is not None:
-            self._connection.end("the box is closed")
-        self._line.close()
         self._latest = None
-        self._leave_group()
-
-    async def _turned(
-        self,
-        request: dict[str, Any],
-        body: bytes,
-        timeout_s: float | None = None,
-        output_bytes: int | None = None,
-        on_output: OnOutput | None = None,
-    ) -> ExecResult:
-        """Run a command of the policy, once no file operation is under way."""
-        async with self._turn:
-            pass
-        if on_output is None:
-            told = await self._command(request, body, timeout_s, output_bytes)
-        else:
-            async with Pump(await self._open(), on_output) as pump:
-                told = await pump.beside(self._command(request, body, timeout_s, output_bytes, pump))
-        return result_of(told)
+        await self.commands.close()
 
 
 async def _serve(call: Call, served: Callable[[socket.socket], Awaitable[None]]) -> None:

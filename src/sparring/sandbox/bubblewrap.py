@@ -14,12 +14,13 @@ from typing import Literal
 from sparring.errors import SandboxError, refusal
 from sparring.protocols import Sandbox
 from sparring.sandbox.box import BubblewrapBox
+from sparring.sandbox.commands import BoxCommands
 from sparring.sandbox.config import SandboxConfig
 from sparring.sandbox.groups import BoxGroups, Hierarchy, hierarchy_of_this_process
 from sparring.sandbox.images.held import HeldLayers
 from sparring.sandbox.mounts import outermost
 from sparring.sandbox.off_box import OffBox
-from sparring.sandbox.requests import check_open_files, check_spec
+from sparring.sandbox.requests import check_file_size, check_open_files
 from sparring.sandbox.roots import ImageOf, Root, root_of, stored_image
 from sparring.sandbox.server import Server
 from sparring.sandbox.snapshots import LayeredSnapshot
@@ -66,7 +67,7 @@ class BubblewrapBoxes:
         """Return a new box, which the caller closes. Its first command starts its processes.
 
         Raises:
-            BadInput: there is no such image, the user is no id, a limit is none, the spec asks for a network, which
+            BadInput: there is no such image, the spec asks for a network, which
                 these boxes lack, or this process may open too few files.
             SandboxError: the pool is closed.
         """
@@ -74,7 +75,7 @@ class BubblewrapBoxes:
             raise refusal(
                 "box.network", "false", "true", "bubblewrap boxes have no network; use another kind of sandbox"
             )
-        check_spec(spec)
+        check_file_size(spec)
         root = root_of(spec, self.image_of, self._held, self._config.user)
         if not self._config.enabled:
             return OffBox()
@@ -102,7 +103,7 @@ class BubblewrapBoxes:
             self._servers[kind] = [Server(self._config, self._mounts, root) for _ in range(self._num_servers)]
         server = self._servers[kind][self._num_boxes % self._num_servers]
         self._num_boxes += 1
-        box = BubblewrapBox(self, spec, root, server, joined, below)
+        box = BubblewrapBox(self, root, BoxCommands(self, spec, root, server, joined, below))
         self._open.add(box)
         return box
 

@@ -10,14 +10,16 @@ from typing import Any, Protocol, TypeVar
 
 from sparring.errors import SandboxError
 from sparring.open_files import allow_files
-from sparring.sandbox.connection import WINDOW_BYTES, BoxConnection, Call, Sink, Told
+from sparring.protocols import OnOutput
+from sparring.sandbox.connection import WINDOW_BYTES, BoxConnection, Call, Passed, Pump, Sink, Told
 from sparring.sandbox.groups import BoxGroup, BoxGroups, pass_doors
-from sparring.sandbox.requests import check_count, check_seconds
+from sparring.sandbox.requests import as_bytes
+from sparring.sandbox.results import result_of
 from sparring.sandbox.roots import Root
 from sparring.sandbox.server import Server
 from sparring.sandbox.snapshots import LayeredSnapshot, Line, lent
-from sparring.sandbox.spoilt import FILE_OPERATIONS
-from sparring.types import BoxSpec
+from sparring.sandbox.spoilt import FILE_OPERATIONS, Hands
+from sparring.types import BoxSpec, ExecResult
 
 FILES, PROGRAM_FILES = 256, 4096
 """Maximum number of open files of a process: `PROGRAM_FILES` in a pool of boxes that run programs, `FILES` in any
@@ -25,6 +27,8 @@ other."""
 BOX_FILES, USER_FILES = 16384, 512
 """Open files of the box's own process, and how many an ordinary user keeps of his limit for the run."""
 INLINE_BYTES = 1 << 16  # of standard input, in the request itself
+FREEZE_S = 10.0
+"""Seconds that a box may take to freeze its files, after its commands."""
 
 
 T = TypeVar("T")
@@ -55,7 +59,7 @@ class Pool(Protocol):
 
 
 class BoxCommands:
-    """Box as a runner of commands, over one connection that opens with the first.
+    """Commands of a box, over one connection that opens with the first.
 
     Args:
         pool: its pool.
@@ -66,9 +70,12 @@ class BoxCommands:
         below: snapshot that it is a fork of.
 
     Attributes:
-        spec: its spec.
-        group: control group of its commands; None without control groups or before the first command.
+        line: its snapshots.
+        hands: whose hands it is in.
+        turn: held while its caller reads or writes files.
+        group: control group; None without control groups or before the first command.
         queued_s: seconds that its commands have waited for a slot of the pool.
+        num_begun: number of commands that have begun.
     """
 
     def __init__(
@@ -80,52 +87,18 @@ class BoxCommands:
         joined: tuple[int, ...],
         below: LayeredSnapshot | None,
     ) -> None:
-        self._pool = pool
-        self.spec = spec
-        self._root = root
-        self._server = server
-        self._joined = joined
-        self._line = Line(spec, root, below)
-        self._turn = asyncio.Lock()
+        self.spec, self.server = spec, server
+        self._pool, self._root, self._joined = pool, root, joined
+        self.line = Line(spec, root, below)
+        self.hands = Hands(self.line.used)
+        self.turn = asyncio.Lock()
+        self.group: BoxGroup | None = None
+        self.queued_s = 0.0
+        self.num_begun = 0
         self._opening: asyncio.Task[BoxConnection] | None = None
         self._connection: BoxConnection | None = None
         self._busy_until = 0.0
-        self.group: BoxGroup | None = None
-        self.queued_s = 0.0
-        self._num_begun = 0
-        self._used = self._line.used
-        self._is_handed_over = False
-        self._made_from: BoxCommands | None = None
         self._end_reason: str | None = None
-
-    def hand_over(self) -> None:
-        """Note that the policy acts from now on: what fails may be its doing even before it has run a command."""
-        self._is_handed_over = True
-
-    def _is_policys(self) -> bool:
-        return self._used or self._is_handed_over or self._made_from is not None and self._made_from._is_policys()
-
-    def limit_s(self, timeout_s: float | None) -> float:
-        """Return a command's time limit in seconds.
-
-        Raises:
-            BadInput: it is none.
-        """
-        if timeout_s is None:
-            return self.spec.timeout_s
-        check_seconds("timeout_s", timeout_s)
-        return timeout_s
-
-    def most_output(self, output_bytes: int | None) -> int:
-        """Return how many bytes are kept of each stream of a command.
-
-        Raises:
-            BadInput: it is no number of bytes.
-        """
-        if output_bytes is None:
-            return self.spec.output_bytes
-        check_count("output_bytes", output_bytes)
-        return output_bytes
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
@@ -135,6 +108,11 @@ class BoxCommands:
         async with self._pool.slots:
             self.queued_s += clock() - began
             yield
+
+    async def after_files(self) -> None:
+        """Wait until no file operation is under way."""
+        async with self.turn:
+            pass
 
     async def soon(self, *answers: asyncio.Future[T], late_s: float = 0.0) -> T:
         """Return the first of the box's answers, which comes at once or after `late_s` seconds.
@@ -151,55 +129,53 @@ class BoxCommands:
         ended = [answer for answer in answers if answer in done]
         return next((answer for answer in ended if answer.exception() is None), ended[0]).result()
 
-    async def _command(
-        self,
-        request: dict[str, Any],
-        body: bytes,
-        timeout_s: float | None,
-        output_bytes: int | None = None,
-        sink: Sink | None = None,
-    ) -> Told:
-        """Run a command in a slot of the pool."""
+    async def run(self, request: dict[str, Any], body: bytes, on_output: OnOutput | None = None) -> ExecResult:
+        """Run a command of the policy, once no file operation is under way."""
+        await self.after_files()
+        if on_output is None:
+            return result_of(await self.told(request, body))
+        async with Pump(await self.open(), on_output) as pump:
+            return result_of(await pump.beside(self.told(request, body, pump)))
+
+    async def told(self, request: dict[str, Any], body: bytes = b"", sink: Sink | None = None) -> Told:
+        """Run a command in a slot of the pool, and return its end."""
         async with self.slot():
-            return await self._run(request, body, self.limit_s(timeout_s), output_bytes, sink)
+            return await self.ended(*await self.begin(request, body, sink))
 
-    async def _run(
-        self,
-        request: dict[str, Any],
-        body: bytes,
-        limit_s: float,
-        output_bytes: int | None = None,
-        sink: Sink | None = None,
-    ) -> Told:
-        """Run a command to its end."""
-        call, rest = await self._begin(request, body, limit_s, output_bytes, sink)
-        return await self._ended(call, rest, limit_s)
+    async def run_alone(self, request: dict[str, Any], code: str) -> ExecResult:
+        """Run the one command of a box, for a caller that holds a slot."""
+        try:
+            return result_of(await self.ended(*await self.begin(request, as_bytes(code))))
+        finally:
+            self._close_pipes()  # if the box did not start, the other one would wait for an answer
 
-    async def _begin(
-        self,
-        request: dict[str, Any],
-        body: bytes,
-        limit_s: float | None,
-        output_bytes: int | None = None,
-        sink: Sink | None = None,
-    ) -> tuple[Call, bytes]:
+    async def begin(self, request: dict[str, Any], body: bytes, sink: Sink | None = None) -> tuple[Call, bytes]:
         """Ask for a command; return it with what is left of its standard input."""
-        connection = await self._open()
+        connection = await self.open()
         inline = len(body) if request["op"] == "python" else INLINE_BYTES
-        request |= {
-            "timeout": limit_s,
-            "output": self.most_output(output_bytes),
-            "input_ends": len(body) <= inline and not request.get("kept"),
-            "credit": None if sink is None else request.get("credit", WINDOW_BYTES),
-        }
-        self._num_begun += 1
+        request["input_ends"] = len(body) <= inline and not request.get("kept")
+        request["credit"] = None if sink is None else request.get("credit", WINDOW_BYTES)
+        self.num_begun += 1
         call = connection.ask(request, body[:inline], sink)
-        self._used |= request["op"] not in FILE_OPERATIONS
+        self.hands.used |= request["op"] not in FILE_OPERATIONS
         return call, body[inline:]
 
-    async def _ended(self, call: Call, rest: bytes, limit_s: float) -> Told:
+    async def begin_live(self, request: dict[str, Any], sink: Sink | None = None) -> tuple[BoxConnection, Call]:
+        """Begin what lives on, once no file operation is under way."""
+        await self.after_files()
+        call, _ = await self.begin(request, b"", sink)
+        assert self._connection is not None
+        try:
+            await self.soon(call.begun, call.told)
+        except BaseException:
+            self._connection.give_up(call)
+            raise
+        return self._connection, call
+
+    async def ended(self, call: Call, rest: bytes) -> Told:
         """Return the end of a command, which is fed the `rest` of its standard input."""
         assert self._connection is not None
+        limit_s = call.asked.request["timeout"]
         self._busy_until = max(self._busy_until, asyncio.get_running_loop().time() + limit_s)
         feeding = asyncio.create_task(self._connection.feed(call, rest, ends=True)) if rest else None
         try:
@@ -212,7 +188,23 @@ class BoxCommands:
                 feeding.cancel()
                 await asyncio.gather(feeding, return_exceptions=True)
 
-    def _check_open(self) -> None:
+    async def freeze(self, ends: bool) -> Passed:
+        """Freeze the box's files, once its commands have ended, and return the layers. `ends`: end what lives on."""
+        async with self.turn, self.slot():
+            connection = await self.open()
+            late_s = max(0.0, self._busy_until - asyncio.get_running_loop().time()) + FREEZE_S
+            call = connection.ask({"op": "snapshot", "ends": ends})
+            try:
+                return await self.soon(call.layers, late_s=late_s)
+            finally:
+                connection.forget(call)
+
+    def check_open(self) -> None:
+        """Refuse whatever is asked of a box that has ended.
+
+        Raises:
+            SandboxError: the box is closed or failed.
+        """
         if self._end_reason is not None:
             raise SandboxError(f"sandbox: {self._end_reason}")
 
@@ -222,13 +214,13 @@ class BoxCommands:
         Raises:
             SandboxError: the box is closed or failed.
         """
-        self._check_open()
+        self.check_open()
         if self._opening is None or self._opening.done() and self._connection is None:
             self._opening = asyncio.create_task(self._connect())
             self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())  # perhaps nobody asks
         return self._opening
 
-    async def _open(self) -> BoxConnection:
+    async def open(self) -> BoxConnection:
         """Return the box's connection; start the box first if it has none."""
         # whoever opens a fork has borrowed its layers and gives them back, even if the caller is cancelled
         opening = self.start_opening()
@@ -237,13 +229,13 @@ class BoxCommands:
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if opening.cancelled() and (task is None or not task.cancelling()):
-                self._check_open()  # the box was closed meanwhile
+                self.check_open()  # the box was closed meanwhile
             raise
 
     async def _connect(self) -> BoxConnection:
-        layers = self._line.layers
+        layers = self.line.layers
         async with lent(layers) as frozen:
-            link = await self._server.connect(self._joined, frozen)
+            link = await self.server.connect(self._joined, frozen)
             try:
                 self.group = self._pool.groups.make(self.spec.memory_bytes, self.spec.disk_bytes, self.spec.processes)
                 pass_doors(link, self.group)
@@ -251,7 +243,7 @@ class BoxCommands:
                 link.close()
                 self._leave_group()
                 raise SandboxError(f"sandbox: no control group for a box: {error}") from error
-            connection = BoxConnection(link, self._note_end, self._with_group, self._is_policys)
+            connection = BoxConnection(link, self._note_end, self._with_group, self.hands.are_policys)
             self._connection = connection
             self._close_pipes()
             if not layers:
@@ -268,7 +260,7 @@ class BoxCommands:
         limits = {"memory": spec.memory_bytes, "disk": spec.disk_bytes, "processes": spec.processes, "user": spec.user}
         limits["own_files"], limits["files"] = most_files(self._pool.runs_programs)
         limits["sessions"] = self.group is not None or self._pool.runs_programs
-        return {**limits, **self._root.limits(), **self._line.limits()}
+        return {**limits, **self._root.limits(), **self.line.limits()}
 
     def _with_group(self, header: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return what is told of a command's end, with what the kernel did for the memory of the box's group."""
@@ -282,8 +274,40 @@ class BoxCommands:
             self.group = None
 
     def _note_end(self, why: str) -> str:
-        self._end_reason = self._end_reason or f"{why}{self._server.last_words()}"
+        self._end_reason = self._end_reason or f"{why}{self.server.last_words()}"
         return self._end_reason
+
+    def cancel(self) -> None:
+        """End the commands that run, but not what was started to live on; their results are those of killed
+        commands."""
+        if self._connection is not None:
+            self._connection.send({"id": 0, "op": "end"})
+
+    async def close(self) -> None:
+        """End the box with all its processes."""
+        if (opening := self.start_closing()) is not None:
+            await asyncio.wait([opening])
+
+    def start_closing(self) -> asyncio.Task[BoxConnection] | None:
+        """End the box: now, or as soon as it has opened, whether somebody waits or not. Return the task that opens it,
+        if it has begun and is not done."""
+        self._end_reason = self._end_reason or "the box is closed"
+        opening = self._opening
+        if opening is None or opening.done():
+            self._release()
+            return None
+        if not self.line.layers:  # else it gives borrowed layers back
+            opening.cancel()
+        opening.add_done_callback(lambda _: self._release())
+        return opening
+
+    def _release(self) -> None:
+        """Give back all that the box holds; its processes end."""
+        self._close_pipes()
+        if self._connection is not None:
+            self._connection.end("the box is closed")
+        self.line.close()
+        self._leave_group()
 
     def _close_pipes(self) -> None:
         for file in self._joined:

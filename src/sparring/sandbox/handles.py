@@ -1,23 +1,23 @@
-"""What lives on in a box until its caller closes it: processes, shells, terminals, and how a box begins them."""
+"""What lives on in a box until its caller closes it: processes, shells, terminals, and what begins them."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Unpack
 
 from sparring.errors import PolicyFailure, SandboxError
-from sparring.protocols import OnOutput
+from sparring.protocols import LiveCommand, Placement
 from sparring.sandbox.commands import BoxCommands
-from sparring.sandbox.connection import BoxConnection, Call, Pump, Sink
-from sparring.sandbox.file_commands import FileCommands
-from sparring.sandbox.requests import as_bytes, check_count, check_text, is_passable, placed
+from sparring.sandbox.connection import BoxConnection, Call, Pump
+from sparring.sandbox.requests import as_bytes, bounds_of, check_text, is_passable, request_of
 from sparring.sandbox.results import result_of
 from sparring.sandbox.screen import Screen
 from sparring.sandbox.spoilt import ServiceSocket, spoilt
 from sparring.types import ExecResult
+from sparring.types.boxes import check_count
 
 TERMINAL_BYTES = 1 << 16  # of a terminal's output on their way
 SHELL_GRACE_S = 1.5
@@ -40,13 +40,13 @@ class BoxHandle:
     """Command of a box that lives on.
 
     Args:
-        box: its box.
+        commands: commands of its box.
         connection: connection of the box.
         call: the command.
     """
 
-    def __init__(self, box: BoxCommands, connection: BoxConnection, call: Call) -> None:
-        self._box, self._connection, self._call = box, connection, call
+    def __init__(self, commands: BoxCommands, connection: BoxConnection, call: Call) -> None:
+        self._commands, self._connection, self._call = commands, connection, call
 
     @property
     def ended(self) -> bool:
@@ -59,7 +59,7 @@ class BoxHandle:
 
     async def _feed(self, data: bytes, *, ends: bool) -> None:
         try:
-            await self._connection.feed(self._call, data, ends=ends, patience_s=self._box.spec.timeout_s)
+            await self._connection.feed(self._call, data, ends=ends, patience_s=self._commands.spec.timeout_s)
         except TimeoutError as error:
             raise spoilt(TimeoutError(errno.ETIMEDOUT, "what a command does not read")) from error
 
@@ -68,7 +68,7 @@ class BoxHandle:
         if not self._call.closed.done():
             self._connection.tell(self._call, "end")
             try:
-                await self._box.soon(self._call.closed)
+                await self._commands.soon(self._call.closed)
             except SandboxError:
                 pass
 
@@ -85,7 +85,7 @@ class BoxProcess(BoxHandle):
         look = asyncio.get_running_loop().create_future()
         self._call.looks.append(look)
         self._connection.tell(self._call, "look")
-        return result_of(await self._box.soon(look))
+        return result_of(await self._commands.soon(look))
 
     async def write(self, data: bytes | str, *, ends: bool = False) -> None:
         """Write to its standard input as fast as it reads; `ends` closes it.
@@ -125,8 +125,8 @@ class BoxShell(BoxHandle):
 
     _number = 0
 
-    def __init__(self, box: BoxCommands, connection: BoxConnection, call: Call) -> None:
-        super().__init__(box, connection, call)
+    def __init__(self, commands: BoxCommands, connection: BoxConnection, call: Call) -> None:
+        super().__init__(commands, connection, call)
         self._one = asyncio.Lock()
 
     async def begun(self) -> None:
@@ -140,7 +140,7 @@ class BoxShell(BoxHandle):
         if 0 not in self._call.answers:
             return
         answer = self._call.answers[0]
-        await self._box.soon(answer, self._call.told)
+        await self._commands.soon(answer, self._call.told)
         if not answer.done():
             told = result_of(self._call.told.result())
             if told.end in ("killed", "signalled"):
@@ -158,17 +158,16 @@ class BoxShell(BoxHandle):
         check_text("shell", text)
         if not is_passable(text):
             return ExecResult(exit_code=126, stdout="", stderr="a shell's text is UTF-8 without NUL\n", wall_s=0.0)
-        async with self._one, self._box.slot():
+        async with self._one, self._commands.slot():
             if self._call.told.done():
                 raise ShellEnded(f"the shell has ended: {self._call.told.result().header['end']}")
             self._number += 1
             answer = self._call.answers[self._number] = asyncio.get_running_loop().create_future()
-            limit_s = self._box.limit_s(timeout_s)
-            more = {"timeout": limit_s, "output": self._box.most_output(output_bytes)}
+            bounds = bounds_of(self._commands.spec, timeout_s, output_bytes)
             body = text.encode("utf-8", "surrogateescape")
-            self._connection.tell(self._call, "say", body, call=self._number, **more)
+            self._connection.tell(self._call, "say", body, call=self._number, **bounds)
             try:
-                return result_of(await self._box.soon(answer, late_s=limit_s + SHELL_GRACE_S))
+                return result_of(await self._commands.soon(answer, late_s=bounds["timeout"] + SHELL_GRACE_S))
             except asyncio.CancelledError:
                 self._connection.tell(self._call, "interrupt")
                 raise
@@ -181,8 +180,8 @@ class BoxTerminal(BoxHandle):
     waits.
     """
 
-    def __init__(self, box: BoxCommands, connection: BoxConnection, call: Call, screen: Screen) -> None:
-        super().__init__(box, connection, call)
+    def __init__(self, commands: BoxCommands, connection: BoxConnection, call: Call, screen: Screen) -> None:
+        super().__init__(commands, connection, call)
         self._screen = screen
         self._unread = bytearray()
         self._reading: asyncio.Task[None] | None = None
@@ -273,21 +272,19 @@ class BoxTerminal(BoxHandle):
         return result_of(self._call.told.result()) if done else None
 
 
-class KeptCommands(FileCommands):
-    """Box as a runner of what lives on, beside commands that end."""
+class BoxHandles:
+    """Beginner of what lives on in a box, beside commands that end.
 
-    async def start(
-        self,
-        argv: Sequence[str] | str,
-        *,
-        cwd: str | None = None,
-        environment: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-        output_bytes: int | None = None,
-        on_output: OnOutput | None = None,
-    ) -> BoxProcess:
-        """Start a program that runs beside others until it ends or is killed, at most `timeout_s` seconds. The loopback
-        interface of the box is up from then on. It takes no slot of the pool.
+    Args:
+        commands: commands of the box.
+    """
+
+    def __init__(self, commands: BoxCommands) -> None:
+        self._commands = commands
+
+    async def start(self, argv: Sequence[str] | str, **bounds: Unpack[LiveCommand]) -> BoxProcess:
+        """Start a program that runs beside others until it ends or is killed. The loopback interface of the box is up
+        from then on. It takes no slot of the pool.
 
         Raises:
             FileNotFoundError: there is no folder `cwd`.
@@ -295,22 +292,17 @@ class KeptCommands(FileCommands):
             Exhausted: `MOST_RUNS` of `inner.boxes` run already, or they hold all terminals or processes.
             SandboxError: the box failed.
         """
-        pump = None if on_output is None else Pump(await self._open(), on_output)
-        request = {"op": "start", **placed(argv, cwd, environment)}
-        process = BoxProcess(self, *await self._kept(request, timeout_s, output_bytes, pump))
+        request = request_of("start", self._commands.spec, argv, bounds)
+        on_output = bounds.get("on_output")
+        pump = None if on_output is None else Pump(await self._commands.open(), on_output)
+        process = BoxProcess(self._commands, *await self._commands.begin_live(request, pump))
         process.pump = pump
         if pump is not None:
             await pump.__aenter__()
         return process
 
     async def terminal(
-        self,
-        argv: Sequence[str] | str,
-        *,
-        columns: int = 80,
-        rows: int = 24,
-        cwd: str | None = None,
-        environment: Mapping[str, str] | None = None,
+        self, argv: Sequence[str] | str, *, columns: int = 80, rows: int = 24, **placement: Unpack[Placement]
     ) -> BoxTerminal:
         """Start a program with a terminal.
 
@@ -321,15 +313,31 @@ class KeptCommands(FileCommands):
         screen = Screen(columns, rows)
         early: list[bytes] = []
         see: list[Callable[[bytes], None]] = [early.append]
-        size = {"columns": columns, "rows": rows, "credit": TERMINAL_BYTES}
-        request = {"op": "terminal", **size, **placed(argv, cwd, environment)}
+        request = request_of("terminal", self._commands.spec, argv, placement)
+        request |= {"columns": columns, "rows": rows, "credit": TERMINAL_BYTES}
         request["environment"] = {"TERM": "linux", **request.get("environment", {})}
-        kept = await self._kept(request, sink=lambda _call, _name, piece: see[0](piece))
-        terminal = BoxTerminal(self, *kept, screen)
+        begun = await self._commands.begin_live(request, lambda _call, _name, piece: see[0](piece))
+        terminal = BoxTerminal(self._commands, *begun, screen)
         see[0] = terminal.see
         for piece in early:
             terminal.see(piece)
         return terminal
+
+    async def shell(self, **placement: Unpack[Placement]) -> BoxShell:
+        """Start a shell, bash where the box has it.
+
+        Raises:
+            NoShell: the box has none that runs.
+            Exception: as `start`.
+        """
+        request = request_of("shell", self._commands.spec, (), placement)
+        shell = BoxShell(self._commands, *await self._commands.begin_live(request))
+        try:
+            await shell.begun()
+        except BaseException:
+            shell.give_up()
+            raise
+        return shell
 
     async def connect(self, port: int) -> socket.socket:
         """Connect to a port that a program of the box listens at, on 127.0.0.1. The caller closes the socket, whose
@@ -342,43 +350,14 @@ class KeptCommands(FileCommands):
             SandboxError: the box failed.
         """
         check_count("port", port, 1, 65535)
-        connection = await self._open()
+        connection = await self._commands.open()
         call = connection.ask({"op": "connect", "port": port})
         try:
-            link = ServiceSocket(fileno=(await self.soon(call.socket)).detach())
+            link = ServiceSocket(fileno=(await self._commands.soon(call.socket)).detach())
         except asyncio.CancelledError:
             call.close_socket()
             raise
         finally:
             connection.forget(call)
-        link.settimeout(self.spec.timeout_s)
+        link.settimeout(self._commands.spec.timeout_s)
         return link
-
-    async def _begin_shell(self, request: dict[str, Any]) -> BoxShell:
-        shell = BoxShell(self, *await self._kept(request))
-        try:
-            await shell.begun()
-        except BaseException:
-            shell.give_up()
-            raise
-        return shell
-
-    async def _kept(
-        self,
-        request: dict[str, Any],
-        timeout_s: float | None = None,
-        output_bytes: int | None = None,
-        sink: Sink | None = None,
-    ) -> tuple[BoxConnection, Call]:
-        """Begin what lives on, once no file operation is under way."""
-        async with self._turn:
-            pass
-        limit_s = None if timeout_s is None else self.limit_s(timeout_s)
-        call, _ = await self._begin({**request, "kept": True}, b"", limit_s, output_bytes, sink)
-        assert self._connection is not None
-        try:
-            await self.soon(call.begun, call.told)
-        except BaseException:
-            self._connection.give_up(call)
-            raise
-        return self._connection, call

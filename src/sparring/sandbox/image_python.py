@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,9 @@ def python_line() -> tuple[str, ...]:
     return ("python3", "-s", "-c", BOOT, STAND_INS, file.read_text(encoding="utf-8"))
 
 
-def python_request() -> dict[str, Any]:
-    """Return the request that a box gets for `python_line`."""
-    return {"op": "exec", "argv": list(python_line())}
+def python_request(in_image: bool, bounds: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the request that a box gets for a program, which its standard input is."""
+    return {"op": "exec", "argv": list(python_line()), **bounds} if in_image else {"op": "python", **bounds}
 
 
 async def check_has_python(box: Sandbox, image: str) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Mapping, Sequence
+from typing import Unpack
 
-from sparring.protocols import LiveProcess, OnOutput, Sandbox, Shell, Snapshot, Terminal
+from sparring.protocols import Command, LiveProcess, Sandbox, Shell, Snapshot, Terminal
 from sparring.sandbox.roots import Root
 from sparring.sandbox.snapshots import LayeredSnapshot
 from sparring.sandbox.spoilt import spoilt
@@ -59,17 +60,7 @@ class OffBox:
     """Box in which every command fails with an error text and exit code 1, without an exception. A file that it lacks
     is one that the policy did not write. Implements `Sandbox`."""
 
-    async def exec(
-        self,
-        argv: Sequence[str] | str,
-        *,
-        stdin: str | bytes = "",
-        cwd: str | None = None,
-        environment: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-        output_bytes: int | None = None,
-        on_output: OnOutput | None = None,
-    ) -> ExecResult:
+    async def exec(self, argv: Sequence[str] | str, **command: Unpack[Command]) -> ExecResult:
         return ExecResult(exit_code=1, stdout="", stderr="error: the tool host is switched off\n", wall_s=0.0)
 
     async def python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import resource
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,52 +9,29 @@ from typing import Any
 from sparring.disk import megabytes
 from sparring.errors import refusal
 from sparring.open_files import allow_files
+from sparring.protocols import Command, LiveCommand, Placement
 from sparring.types import BoxSpec
+from sparring.types.boxes import check_count, check_seconds
 
 MOST_S = 1e8
 """Longest time limit, in seconds: three years."""
+LIVE: Mapping[str, Any] = {"start": LiveCommand, "shell": Placement, "terminal": Placement}
+"""Words that begin what lives on beside other commands, and what may be said of it."""
 LEAST_FILES = 512
 """Least limit of open files: a box's own process holds 6 for each of 64 commands, or two for each of 200 layers."""
-MOST_SPEC_BYTES, MOST_PROCESSES = 1 << 50, 1 << 22
 
 
-def check_spec(spec: BoxSpec) -> None:
-    """Refuse a spec whose limits are none.
+def check_file_size(spec: BoxSpec) -> None:
+    """Refuse a box with larger files than this process may have.
 
     Raises:
-        BadInput: a limit is no number, or none that a kernel takes, or above what this process may give a box.
+        BadInput: `disk_bytes` is above the limit of this process.
     """
-    check_seconds("box.timeout_s", spec.timeout_s)
-    check_text("box.image", spec.image)
-    for name, least in (("memory_bytes", 1), ("disk_bytes", 1), ("output_bytes", 0)):
-        check_count(f"box.{name}", getattr(spec, name), least, MOST_SPEC_BYTES)
-    check_count("box.processes", spec.processes, 1, MOST_PROCESSES)
     most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     if most != resource.RLIM_INFINITY and most < spec.disk_bytes:
         expected = f"files of {megabytes(spec.disk_bytes)}"
         do = "do: raise ulimit -f before the run, or lower disk_bytes"
         raise refusal("box.disk_bytes", expected, f"a limit of {megabytes(most)} for each file", do)
-
-
-def check_seconds(where: str, value: object) -> None:
-    """Refuse a time limit that is none.
-
-    Raises:
-        BadInput: it is not a number from 0 to `MOST_S`.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MOST_S:
-        raise refusal(where, f"seconds, from 0 to {MOST_S:.0f}", repr(value), "write a number")
-
-
-def check_count(where: str, value: object, least: int = 0, most: float = math.inf) -> None:
-    """Refuse what is no whole number of this range.
-
-    Raises:
-        BadInput: it is something else.
-    """
-    if type(value) is not int or not least <= value <= most:
-        expected = f"a whole number of {least} or more" if most == math.inf else f"{least} to {most}"
-        raise refusal(where, expected, repr(value), "write such a number")
 
 
 def check_open_files() -> None:
@@ -69,18 +45,44 @@ def check_open_files() -> None:
         raise refusal("sandbox", f"a hard limit of {LEAST_FILES} open files or more", str(most), do)
 
 
-def placed(
-    argv: Sequence[str] | str, cwd: str | None = None, environment: Mapping[str, str] | None = None
-) -> dict[str, Any]:
-    """Return what a request says of a command's line, folder and variables.
+def bounds_of(spec: BoxSpec, timeout_s: float | None, output_bytes: int | None) -> dict[str, Any]:
+    """Return what a request says of a command's time and output; None: the box's own limits.
 
     Raises:
-        BadInput: one of them is no text, or a variable's name or value cannot be one.
+        BadInput: it is no number of seconds or of bytes.
     """
+    if timeout_s is not None:
+        check_seconds("timeout_s", timeout_s, 0, MOST_S)
+    if output_bytes is not None:
+        check_count("output_bytes", output_bytes)
+    return {
+        "timeout": spec.timeout_s if timeout_s is None else timeout_s,
+        "output": spec.output_bytes if output_bytes is None else output_bytes,
+    }
+
+
+def request_of(op: str, spec: BoxSpec, argv: Sequence[str] | str, command: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a box is asked for to run a command.
+
+    Args:
+        op: word of the box.
+        argv: program and arguments, or a text of sh.
+        command: how it runs, as `protocols.Command`. What lives on has no time limit of the box's.
+
+    Raises:
+        BadInput: an argument is no text, a variable cannot be one, or a limit is none.
+        TypeError: a keyword that does not exist.
+    """
+    known = LIVE.get(op, Command).__optional_keys__
+    if unknown := command.keys() - known:
+        raise TypeError(f"{op} got an unexpected keyword {min(unknown)!r}; it has {', '.join(sorted(known))}")
     line = ["/bin/sh", "-c", argv] if isinstance(argv, str) else argv
     if isinstance(line, bytes) or not all(isinstance(word, str) for word in line):
         raise refusal("argv", "a text of sh, or a list of texts", repr(argv)[:200], "write str(...) around each")
-    request: dict[str, Any] = {"argv": list(line)}
+    timeout_s, cwd, environment = command.get("timeout_s"), command.get("cwd"), command.get("environment")
+    request = {"op": op, "argv": list(line), **bounds_of(spec, timeout_s, command.get("output_bytes"))}
+    if op in LIVE:
+        request |= {"kept": True, "timeout": timeout_s}
     if cwd is not None:
         check_text("cwd", cwd)
         request["cwd"] = cwd

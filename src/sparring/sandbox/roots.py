@@ -13,13 +13,13 @@ from sparring.sandbox.images.held import HeldLayers
 from sparring.sandbox.images.image import UnpackedImage
 from sparring.sandbox.mounts import check_mounts
 from sparring.types import BoxSpec
+from sparring.types.boxes import check_user
 
 ImageOf = Callable[[str], UnpackedImage]
 """Unpacked image by its name. Raises BadInput for a name that is not there."""
 
 HOST_IMAGES = ("python", "host")
 """Images whose programs are the host's."""
-MOST_USER = 65535
 SHOWN = "/layers"
 """Folder of a fork server that shows the folders in which layers lie. No command sees it."""
 
@@ -68,9 +68,8 @@ def root_of(spec: BoxSpec, image_of: ImageOf, held: HeldLayers, user: int) -> Ro
         user: `sandbox.user`, who must be able to read these.
 
     Raises:
-        BadInput: there is no such image, its layers are gone or cannot be shown, or the user is no id.
+        BadInput: there is no such image, or its layers are gone or cannot be shown.
     """
-    check_user(spec.user)
     if spec.image in HOST_IMAGES:
         return Root(kind=spec.image)
     layers, config = image_of(spec.image)
@@ -100,17 +99,6 @@ def stored_image(name: str, user: int) -> UnpackedImage:
     except BadInput as error:
         expected = "'python', 'host' or the name of an image that was pulled"
         raise refusal("box.image", expected, repr(name), str(error)) from error
-
-
-def check_user(user: object) -> None:
-    """Refuse a user that is no id.
-
-    Raises:
-        BadInput: it is not a number from 0 to 65535.
-    """
-    if type(user) is not int or not 0 <= user <= MOST_USER:
-        do = "write a number: 0 for images whose programs install things, else 1000"
-        raise refusal("box.user", f"a number from 0 to {MOST_USER}", repr(user), do)
 
 
 def check_same_user(spec: BoxSpec, user: int | None) -> None:

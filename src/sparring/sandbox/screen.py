@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from sparring.errors import refusal
-from sparring.sandbox.requests import check_count
+from sparring.types.boxes import check_count
 
 SEQUENCE = re.compile(rb"(\x1b(?:\[[0-?]*[ -/]*[@-~]|[ -/]*[0-Z\\-~]))")
 """Control sequence (ECMA-48, section 5.4), or another escape sequence (ISO 2022)."""

@@ -45,14 +45,42 @@ def spoilt(error: OSError) -> SpoiltFile:
     return _KINDS[kind.__name__](error.errno or errno.ETIMEDOUT, error.strerror or str(error), error.filename)
 
 
+class Hands:
+    """Whether a box is in the policy's hands: a command has run in it, its world is open, or it was made from such a
+    box.
+
+    Args:
+        used: whether a command has run in the box that it is a fork of.
+
+    Attributes:
+        used: whether a command has run in it, or in the box that it is a fork of.
+    """
+
+    def __init__(self, used: bool) -> None:
+        self.used = used
+        self._is_open = False
+        self._made_from: Hands | None = None
+
+    def hand_over(self) -> None:
+        """Note that the policy acts from now on: what fails may be its doing even before it has run a command."""
+        self._is_open = True
+
+    def take_from(self, asked: Hands) -> None:
+        """Note the box that was asked for this one: what comes into it may be of that one's commands."""
+        self._made_from, self._is_open = (None, True) if asked.are_policys() else (asked, False)
+
+    def are_policys(self) -> bool:
+        """Return whether the policy may be why something fails."""
+        return self.used or self._is_open or self._made_from is not None and self._made_from.are_policys()
+
+
 @dataclass(frozen=True, slots=True)
 class BoxRequest:
     """What a box was asked for, and whether the policy may be why it is not done.
 
     Attributes:
         request: what the box was told.
-        used: whether the box, or one that it was made from, was in the policy's hands: a command had run in it, or its
-            world was open.
+        used: whether the box was in the policy's hands, as `Hands`.
         crowded: whether commands ran beside it, which can hold it up.
     """
 

@@ -5,25 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 from sparring.errors import SandboxError, refusal
-from sparring.protocols import Sandbox
+from sparring.sandbox.commands import BoxCommands
+from sparring.sandbox.files import FileAccess
+from sparring.sandbox.image_python import python_request
+from sparring.sandbox.requests import bounds_of
 from sparring.types import ExecResult
-
-
-class VerifyingBox(Sandbox, Protocol):
-    """Box in which the policy's work is judged."""
-
-    async def remove(self, path: str) -> None:
-        """Remove a file, if it is there."""
-
-
-class PolicyBox(Protocol):
-    """Box of the policy."""
-
-    async def read_plain(self, path: str, most_bytes: int) -> bytes:
-        """Read a regular file that no link leads to."""
 
 
 def checked_paths(paths: Sequence[str]) -> tuple[str, ...]:
@@ -42,41 +30,20 @@ def checked_paths(paths: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(map(os.path.normpath, paths)))
 
 
-async def verifier_of(judged: PolicyBox, verifier: VerifyingBox, paths: Sequence[str], most_bytes: int) -> VerifyingBox:
-    """Write files of the policy's box into its verifier, remove there what is missing here, and return the verifier.
+async def carry(judged: FileAccess, verifier: FileAccess, paths: Sequence[str], most_bytes: int) -> None:
+    """Write files of the policy's box into its verifier, and remove there what is missing here.
 
     Raises:
         SpoiltFile: a command left something else at a path, a file of more than `most_bytes`, or more than fits.
         SandboxError: a box failed.
     """
-    try:
-        for path in paths:
-            try:
-                data = await judged.read_plain(path, most_bytes)
-            except FileNotFoundError:
-                await verifier.remove(path)
-            else:
-                await verifier.write(path, data)
-    except BaseException:
-        await verifier.close()
-        raise
-    return verifier
-
-
-class Conversing(Protocol):
-    """Box of one of two programs that converse."""
-
-    async def run_alone(self, code: str, limit_s: float) -> ExecResult:
-        """Run Python code in an unused box for a caller that holds a slot."""
-
-    def cancel(self) -> None:
-        """End the running command."""
-
-    def start_closing(self) -> object:
-        """End the box, whether somebody waits or not."""
-
-    async def close(self) -> None:
-        """End the box."""
+    for path in paths:
+        try:
+            data = await judged.read_plain(path, most_bytes)
+        except FileNotFoundError:
+            await verifier.remove(path)
+        else:
+            await verifier.write(path, data)
 
 
 def pipes_between() -> tuple[tuple[int, int], tuple[int, int]]:
@@ -97,14 +64,14 @@ def pipes_between() -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 async def conversation(
-    asking: tuple[Conversing, str], answering: tuple[Conversing, str], limit_s: float, slots: asyncio.Semaphore
+    asking: tuple[BoxCommands, str], answering: tuple[BoxCommands, str], in_image: bool, slots: asyncio.Semaphore
 ) -> ExecResult:
     """Run two programs, each in its box, and close the boxes.
 
     Args:
-        asking: box and program, whose end ends the other one.
-        answering: box and program that is asked.
-        limit_s: time limit of the program that is asked; the other one has twice as much.
+        asking: commands of a box and program, whose end ends the other one. It has twice the time limit of the spec.
+        answering: commands of a box and program that is asked.
+        in_image: whether the boxes are of an image with a Python of its own.
         slots: slots of the pool, of which both take one.
 
     Returns:
@@ -112,10 +79,13 @@ async def conversation(
     """
     (judge, code), (judged, other) = asking, answering
     answer_task: asyncio.Task[ExecResult] | None = None
+    bounds = bounds_of(judge.spec, None, None)
+    request = python_request(in_image, bounds)
+    longer = {**request, "timeout": 2 * bounds["timeout"]}
     try:
         async with slots:
-            answer_task = asyncio.create_task(judged.run_alone(other, limit_s))
-            result = await judge.run_alone(code, 2 * limit_s)
+            answer_task = asyncio.create_task(judged.run_alone(request, other))
+            result = await judge.run_alone(longer, code)
             if result.exit_code:  # the await below raises if the other box is the one that failed
                 judged.cancel()
                 await answer_task

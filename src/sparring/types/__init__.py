@@ -7,13 +7,16 @@ Durations are seconds (`_s`), times are seconds since the epoch. A weight versio
 (0 = the initial weights of the run).
 """
 
-from sparring.types.conversation import (
+from sparring.types.boxes import (
     BoxSpec as BoxSpec,
     CommandEnd as CommandEnd,
     EntryKind as EntryKind,
     ExecResult as ExecResult,
-    Limits as Limits,
     MOST_BYTES as MOST_BYTES,
+    TreeEntry as TreeEntry,
+)
+from sparring.types.conversation import (
+    Limits as Limits,
     Message as Message,
     Observation as Observation,
     ReplyPiece as ReplyPiece,
@@ -21,7 +24,6 @@ from sparring.types.conversation import (
     Task as Task,
     ToolCall as ToolCall,
     ToolSpec as ToolSpec,
-    TreeEntry as TreeEntry,
 )
 from sparring.types.record import (
     DEFAULT_ROLES as DEFAULT_ROLES,

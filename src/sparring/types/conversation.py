@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sparring.generation import Constraint
+from sparring.types.boxes import LEAST_S, BoxSpec, check_count, check_seconds
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -58,27 +60,28 @@ class ToolSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Limits of one rollout. `max_tokens` counts the sampled tokens of all its turns; `timeout_s` is wall-clock
-    time."""
+    """`[env.limits]`: limits of one rollout.
+
+    Raises:
+        BadInput: a limit that no rollout can have.
+    """
 
     max_turns: int = 8
+    """Maximum number of assistant messages."""
+
     max_tokens: int = 1024
+    """Maximum number of sampled tokens over all turns."""
+
     max_tool_calls: int = 8
+    """Maximum number of tool calls over all turns."""
+
     timeout_s: float = 120.0
+    """Maximum wall-clock time of the rollout, in seconds."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BoxSpec:
-    """Box that a task needs: image, user, limits, network. `timeout_s` and `output_bytes` are per command."""
-
-    image: str = "python"
-    user: int = 1000
-    timeout_s: float = 2.0
-    memory_bytes: int = 256 << 20
-    disk_bytes: int = 16 << 20
-    output_bytes: int = 4096
-    processes: int = 16
-    network: bool = False
+    def __post_init__(self) -> None:
+        for name, least in (("max_turns", 1), ("max_tokens", 1), ("max_tool_calls", 0)):
+            check_count(f"limits.{name}", getattr(self, name), least)
+        check_seconds("limits.timeout_s", self.timeout_s, LEAST_S, math.inf)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,63 +105,6 @@ class Task:
     seed: int = 0
     tag: str = ""
     key: str = ""
-
-
-EntryKind = Literal["file", "folder", "link", "other"]
-"""Kinds of entries in a box's folder; other: a pipe, a socket, a device."""
-
-MOST_BYTES = 16 << 20
-"""Default limit on the bytes read from a box's file."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TreeEntry:
-    """File, folder or link of a tree, by its path in it.
-
-    Attributes:
-        kind: what it is; the bytes of what is neither (a pipe, a socket) are not carried.
-        data: content of a file.
-        executable: whether its owner may run it.
-        target: where a link leads.
-    """
-
-    kind: EntryKind = "file"
-    data: bytes = b""
-    executable: bool = False
-    target: str = ""
-
-
-CommandEnd = Literal["exited", "signalled", "timed out", "out of memory", "out of disk", "killed", "lost", "running"]
-"""How a command ended. Out of disk: it failed while nothing more could be written; killed: by its caller, or with what
-holds it together; lost: its box ended; running: it has not ended."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExecResult:
-    """Result of a command. Limits are the policy's command's doing, not failures.
-
-    Attributes:
-        exit_code: the command's status; 128 + n after signal n; 137 if the box ended it; -1 while it runs.
-        stdout: standard output, of which a long one keeps head and tail, with a line between that counts what is
-            missing.
-        stderr: standard error, likewise.
-        wall_s: seconds from its start to its end.
-        timed_out: whether `end` is "timed out".
-        out_of_memory: whether `end` is "out of memory".
-        truncated: whether bytes are missing.
-        end: how the command ended, by what the box saw.
-        missing_bytes: number of bytes that are missing from both streams.
-    """
-
-    exit_code: int
-    stdout: str
-    stderr: str
-    wall_s: float
-    timed_out: bool = False
-    out_of_memory: bool = False
-    truncated: bool = False
-    end: CommandEnd = "exited"
-    missing_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,24 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from sparring.errors import StopReason as StopReason
 from sparring.generation import FinishReason, KeptSets, NumberRow, Runs, Sampling
 from sparring.types.conversation import Message, Task, ToolSpec
 
 Source = Literal["policy", "prompt", "tool", "harness", "expert", "teacher"]
 OutcomeKind = Literal["completed", "truncated", "policy_failed", "infra_failed", "judge_failed", "cancelled"]
-StopReason = Literal[
-    "answered",  # the agent ended its turn without a tool call, or the world said done
-    "max_turns",
-    "max_tokens",
-    "max_tool_calls",
-    "context_length",
-    "timeout",
-    "malformed",  # the reply could not be interpreted
-    "resources",  # the policy's own commands hit memory, disk, process or time limits fatally
-    "failure",  # see Outcome.failure
-    "cancelled",
-    "stale",
-]
 Purpose = Literal["train", "eval", "baseline"]
 Label = Literal[
     "agent",  # a turn of an agent: trained

@@ -45,7 +45,7 @@ print("parts", sorted(n for n in sys.modules if n.startswith("sparring.") and n.
     assert "code 0" in done.stdout
     heavy = next(line for line in done.stdout.splitlines() if line.startswith("heavy"))
     assert heavy in ("heavy []", "heavy ['asyncio']")
-    assert "parts []" in done.stdout
+    assert "parts ['sparring.sandbox', 'sparring.sandbox.verbs']" in done.stdout
 
 
 @pytest.mark.parametrize("verb", [verb.__name__.rpartition(".")[2].rstrip("_") for verb in VERBS])

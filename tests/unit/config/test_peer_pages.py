@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import types
 import typing
@@ -25,9 +26,9 @@ def keys(text: str) -> list[str]:
     return [key for key in named if key.split(".")[0] in SECTIONS]
 
 
-def structs(kind: object) -> Iterator[type[msgspec.Struct] | None]:
+def structs(kind: object) -> Iterator[type | None]:
     """Yield the structs that a value of this type may be, those in unions and tables included; None for free tables."""
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+    if isinstance(kind, type) and (issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind)):
         yield kind
     elif typing.get_origin(kind) is dict or kind is dict:
         values = typing.get_args(kind)
@@ -44,8 +45,8 @@ def unknown(key: str) -> bool:
     if section == "models":
         path = path[1:]
     for name in path:
-        fields = [f for kind in kinds for s in structs(kind) if s is not None for f in msgspec.structs.fields(s)]
-        kinds = [field.type for field in fields if field.encode_name == name]
+        fields = [typing.get_type_hints(s, include_extras=True) for kind in kinds for s in structs(kind) if s is not None]
+        kinds = [types_of[name] for types_of in fields if name in types_of]
         if not kinds:
             return True
     return False

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from refusals import refused_at
 
-from sparring.envs.config import BoxConfig, Columns, EnvConfig, LimitsConfig
+from sparring.envs.config import Columns, EnvConfig
 from sparring.envs.registry import load_env
 from sparring.envs.splits import overlap
 from sparring.errors import BadInput
@@ -55,7 +55,7 @@ def world(tmp_path: Path) -> str:
 
 
 def test_a_class_in_a_file(world: str) -> None:
-    limits = LimitsConfig(max_turns=2)
+    limits = Limits(max_turns=2)
     config = EnvConfig(name=f"{world}:Guess", args={"size": 10**6}, system="Be brief.", limits=limits)
     factory = load_env(config)
     task = factory.tasks("train", 1).next()
@@ -66,12 +66,12 @@ def test_a_class_in_a_file(world: str) -> None:
     assert factory.make().tools[0].parameters["properties"]["where"]["required"] == ["x"]
     assert factory.expert(task) is None
     with refused_at("env.box", "Guess, which opens none; leave the table out"):
-        load_env(msgspec.structs.replace(config, box=BoxConfig(image="nope")))
+        load_env(msgspec.structs.replace(config, box=BoxSpec(image="nope")))
 
 
 def test_a_class_in_a_package_and_a_built_in() -> None:
     args = {"datasets": [{"name": "gcd"}]}
-    by_name = load_env(EnvConfig(name="reasoning_gym", args=args, box=BoxConfig(timeout_s=1.5)))
+    by_name = load_env(EnvConfig(name="reasoning_gym", args=args, box=BoxSpec(timeout_s=1.5)))
     by_path = load_env(EnvConfig(name="sparring.envs.reasoning_gym:ReasoningGym", args=args))
     first, second = by_name.tasks("train", 4).next(), by_path.tasks("train", 4).next()
     assert first is not None and second is not None

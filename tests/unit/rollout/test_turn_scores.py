@@ -208,11 +208,6 @@ def test_a_reward_that_is_no_number_breaks_the_world() -> None:
     assert done.rollout.outcome.kind == "infra_failed" and "finite" in str(done.rollout.outcome.failure)
 
 
-def test_where_nothing_was_sampled_there_is_no_score() -> None:
-    done = played(PayingEnv, toy_task(limits=Limits(max_turns=0)))
-    assert done.score is None and done.rollout.outcome == Outcome(kind="truncated", reason="max_turns")
-
-
 @pytest.mark.parametrize("turns", [1, 2])
 def test_what_is_said_of_turns_has_one_entry_per_sampled_turn(turns: int) -> None:
     done = played(PayingEnv, toy_task(limits=Limits(max_turns=turns)))

@@ -15,6 +15,7 @@ import pytest
 from sparring.errors import SandboxError
 from sparring.sandbox.box import BubblewrapBox
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
+from sparring.sandbox.commands import BoxCommands
 from sparring.sandbox.config import SandboxConfig
 from sparring.sandbox.roots import Root
 from sparring.sandbox.server import Server
@@ -60,7 +61,8 @@ class Backend(Server):
 def with_backend(answers: Answers, work: Callable[[BubblewrapBox], Awaitable[Any]], grace_s: float = 20.0) -> Any:
     async def main() -> Any:
         pool = BubblewrapBoxes(SandboxConfig(servers=1, grace_s=grace_s))
-        box = BubblewrapBox(pool, BoxSpec(timeout_s=0.1), Root(), Backend(answers), (), None)
+        root = Root()
+        box = BubblewrapBox(pool, root, BoxCommands(pool, BoxSpec(timeout_s=0.1), root, Backend(answers), (), None))
         try:
             async with asyncio.timeout(60):
                 return await work(box)

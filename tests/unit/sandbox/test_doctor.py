@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from sparring.cli.main import main
 from sparring.sandbox.config import SandboxConfig
 from sparring.sandbox.doctor import examine
 from sparring.sandbox.groups import hierarchy_of_this_process
+from sparring.sandbox.verbs import main
 
 
 def test_the_doctor_prints_a_row_for_each_promise(capsys: pytest.CaptureFixture[str]) -> None:
-    status = main(["sandbox", "doctor"])
+    status = main(["doctor"])
     said = capsys.readouterr().out
     rows = [line for line in said.splitlines() if line.startswith(("yes", "NO "))]
     assert status == any(row.startswith("NO ") for row in rows)

@@ -62,6 +62,9 @@ def test_arguments_that_no_command_can_have_are_refused(bench: Any) -> None:
         ):
             with refused_at(where, "got "):
                 await wrong
+        for misspelt in (box.exec(["true"], timout_s=1), box.start(["true"], stdin=""), box.shell(timeout_s=1)):
+            with pytest.raises(TypeError, match="unexpected keyword '(timout_s|stdin|timeout_s)'; it has .*cwd"):
+                await misspelt
         shell = await box.shell()
         with refused_at("shell", "a text"):
             await shell.run(b"echo")
@@ -98,12 +101,12 @@ def test_a_box_with_larger_files_than_this_process_may_have_is_refused() -> None
     script = """
 import resource
 from sparring.errors import BadInput
-from sparring.sandbox.requests import check_spec
+from sparring.sandbox.requests import check_file_size
 from sparring.types import BoxSpec
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-check_spec(BoxSpec(disk_bytes=1 << 20))
+check_file_size(BoxSpec(disk_bytes=1 << 20))
 try:
-    check_spec(BoxSpec())
+    check_file_size(BoxSpec())
 except BadInput as error:
     print(error)
 """

@@ -147,7 +147,7 @@ def test_snapshots_that_cannot_be_are_refused_by_name(bench: Any) -> None:
         with pytest.raises(BadInput, match="expected a snapshot of a box of this pool, got a str"):
             await box.fork("yesterday")
         kept = await box.snapshot()
-        box._line.layers = kept.layers * MOST_LAYERS
+        box.commands.line.layers = kept.layers * MOST_LAYERS
         with pytest.raises(BadInput, match="at most 200 snapshots on top of each other"):
             await box.snapshot()
         await box.close()

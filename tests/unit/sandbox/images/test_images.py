@@ -20,12 +20,12 @@ import pytest
 from archives import config_of, docker_saved, entry, layout, packed, tar_of, tar_of_folder
 from image import build
 
-from sparring.cli.main import main
 from sparring.errors import BadInput
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
 from sparring.sandbox.images.image import ImageConfig
 from sparring.sandbox.images.store import ImageStore, unpacked_image
+from sparring.sandbox.verbs import main
 from sparring.types import BoxSpec
 
 LOWER = tar_of([entry("etc/name", b"lower"), entry("bin/tool", b"x", mode=0o755)])

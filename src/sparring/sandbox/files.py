@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import json
 import os
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 from typing import Any, cast
 
+from sparring.errors import SpoiltFile, refusal
 from sparring.sandbox.commands import BoxCommands
 from sparring.sandbox.connection import Call
-from sparring.sandbox.requests import check_bytes, check_count, check_text
-from sparring.sandbox.trees import packed, unpacked
+from sparring.sandbox.requests import check_bytes, check_text
 from sparring.types import MOST_BYTES, EntryKind, TreeEntry
+from sparring.types.boxes import check_count
 
 FILE_TIMEOUT_S = 10.0  # these run for the caller and not for the policy
+BOUNDS = {"timeout": FILE_TIMEOUT_S, "output": 0}
 
 
-class FileCommands(BoxCommands):
-    """Box as a holder of files. No new command begins while its caller reads or writes one."""
+class FileAccess:
+    """Files of a box. No new command begins while its caller reads or writes one.
+
+    Args:
+        commands: commands of the box.
+    """
+
+    def __init__(self, commands: BoxCommands) -> None:
+        self._commands = commands
 
     async def read(self, path: str, most_bytes: int = MOST_BYTES) -> bytes:
         """Return a file of the box; relative paths start at the working folder. Only regular files are read, without
@@ -104,8 +116,8 @@ class FileCommands(BoxCommands):
     async def _put(self, request: dict[str, Any], data: bytes = b"") -> None:
         """Have a file operation done that writes."""
         check_text("path", request["path"])
-        async with self._turn:
-            await self._command(request, data, FILE_TIMEOUT_S)
+        async with self._commands.turn:
+            await self._commands.told({**request, **BOUNDS}, data)
 
     async def _gather(self, request: dict[str, Any], most_bytes: int) -> bytes:
         """Return what a file operation writes, at most `most_bytes`."""
@@ -117,7 +129,44 @@ class FileCommands(BoxCommands):
             data.write(piece)
             connection.tell(call, "credit", bytes=len(piece))
 
-        async with self._turn:
-            connection = await self._open()
-            await self._command({**request, "most": most_bytes}, b"", FILE_TIMEOUT_S, 0, sink)
+        async with self._commands.turn:
+            connection = await self._commands.open()
+            await self._commands.told({**request, **BOUNDS, "most": most_bytes}, sink=sink)
         return data.getvalue()
+
+
+def packed(tree: Mapping[str, TreeEntry | bytes]) -> bytes:
+    """Return a tree as one string of bytes.
+
+    Raises:
+        BadInput: a path that leads out of the tree.
+        SpoiltFile: an entry that is no file, folder or link, which a command left where the tree was read.
+    """
+    parts = []
+    if not isinstance(tree, Mapping):
+        raise refusal("upload", "a mapping of paths", f"a {type(tree).__name__}", "write {path: bytes}")
+    for path, given in tree.items():
+        entry = given if isinstance(given, TreeEntry) else TreeEntry(data=given)
+        check_text("upload", path)
+        check_bytes(f"upload: {path!r}", entry.data)
+        pure = PurePosixPath(path)
+        if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in path:
+            raise refusal("upload", "paths within the tree", repr(path), "leave out what leads elsewhere")
+        if entry.kind == "other":  # only a box's tree has one
+            raise SpoiltFile(errno.ENXIO, "a pipe, a socket or a device cannot be carried", path)
+        told = {"path": path, "kind": entry.kind, "size": len(entry.data), "executable": entry.executable}
+        parts += [json.dumps({**told, "target": entry.target}).encode() + b"\n", entry.data]
+    return b"".join(parts)
+
+
+def unpacked(data: bytes) -> dict[str, TreeEntry]:
+    """Return the tree that a box wrote."""
+    tree, at = {}, 0
+    while at < len(data):
+        end = data.index(b"\n", at)
+        told = json.loads(data[at:end])
+        at = end + 1 + told["size"]
+        tree[told["path"]] = TreeEntry(
+            kind=told["kind"], data=data[end + 1 : at], executable=told["executable"], target=told["target"]
+        )
+    return tree

@@ -1,15 +1,63 @@
-"""`sparring image pull|list|remove`: the images of boxes."""
+"""`sparring-boxes doctor` and `sparring-boxes image`: the commands of boxes, which `sparring` has too."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
+
+from sparring.errors import SparringError, refusal
+from sparring.observe.terminal import say
+
+Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command of boxes where they are installed alone; return its exit status, 2 if something is refused."""
+    parser = argparse.ArgumentParser(prog="sparring-boxes", description="Isolated boxes for commands.")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    add_doctor(verbs)
+    add_image(verbs)
+    args = parser.parse_args(arguments)
+    try:
+        status: int = args.run(args)
+    except (SparringError, OSError) as error:
+        say(f"{parser.prog}: {error}", stream=sys.stderr)
+        return 2
+    return status
+
+
+def add_doctor(verbs: Verbs) -> None:
+    """Register the verb."""
+    doctor = verbs.add_parser(
+        "doctor",
+        help="say what this machine enforces for boxes, how, and what each missing thing costs",
+        epilog="exit status: 0 boxes start and everything is enforced, 1 something is not, 2 no box starts",
+    )
+    doctor.set_defaults(run=run_doctor)
+
+
+def run_doctor(args: argparse.Namespace) -> int:
+    """Print a table and return 0 if everything is enforced, 1 if something is missing, 2 if no box starts."""
+    from sparring.sandbox.doctor import examine
+
+    findings = examine()
+    width = max(len(finding.what) for finding in findings)
+    for finding in findings:
+        say(f"{'yes' if finding.holds else 'NO ':3}  {finding.what:{width}}  {finding.how}")
+        for line in textwrap.wrap(finding.cost, 110 - width):
+            say(f"     {'':{width}}    {line}")
+    if not findings[0].holds:
+        return 2
+    return 0 if all(finding.holds for finding in findings) else 1
+
+
+def add_image(verbs: Verbs) -> None:
     """Register the verb with its own verbs."""
-    parser = subparsers.add_parser("image", help="pull, list and remove images of boxes")
+    parser = verbs.add_parser("image", help="pull, list and remove images of boxes")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     pull = verbs.add_parser(
         "pull",
@@ -37,8 +85,6 @@ def run_pull(args: argparse.Namespace) -> int:
     Raises:
         BadInput: the archive or the name is refused.
     """
-    from sparring.errors import refusal
-    from sparring.observe.terminal import say
     from sparring.observe.waiting import waiting
     from sparring.sandbox.config import BOX_USER
     from sparring.sandbox.images.image import Bounds
@@ -60,7 +106,6 @@ def run_pull(args: argparse.Namespace) -> int:
 
 def run_list(args: argparse.Namespace) -> int:
     """Print a line for every image: name, digest, layers, files, megabytes."""
-    from sparring.observe.terminal import say
     from sparring.sandbox.images.store import ImageStore
 
     rows = [("NAME", "DIGEST", "LAYERS", "FILES", "MB")]
@@ -79,9 +124,12 @@ def run_remove(args: argparse.Namespace) -> int:
     Raises:
         BadInput: there is none by this name.
     """
-    from sparring.observe.terminal import say
     from sparring.sandbox.images.store import ImageStore
 
     count = ImageStore().remove(args.name)
     say(f"removed {args.name} and {count} layers")
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
