@@ -18,7 +18,6 @@ class AdapterTable:
 
     Args:
         model: served model; its adapter for all rows, if any, becomes the engine's own.
-        base: weights of the base model.
         forget: function that is called with the `ServedWeights.key` of weights that are no longer served.
     """
 
@@ -79,11 +78,7 @@ class AdapterTable:
         return self._put(name, adapter, ref.version, ref.checksum)
 
     def drop(self, name: str) -> None:
-        """Serve no new request with an adapter; running ones finish with it.
-
-        Raises:
-            RequestRefused: no adapter with this name is loaded.
-        """
+        """Serve no new request with an adapter; running ones finish with it."""
         self.find(name)
         self._leaving.append(self._served.pop(name))
 

@@ -12,13 +12,8 @@ LARGEST_ID, LARGEST_BIAS = 1 << 31, 1e30
 
 
 class EngineLimits(NamedTuple):
-    """Limits of an engine.
-
-    Attributes:
-        vocab_size: number of token ids.
-        max_positions: maximum number of tokens of a text.
-        capacity: tokens in the cache.
-    """
+    """Limits of an engine: its vocabulary, the maximum number of tokens of a text, and the tokens in its cache
+    (`capacity`)."""
 
     vocab_size: int
     max_positions: int
@@ -26,11 +21,8 @@ class EngineLimits(NamedTuple):
 
 
 def check_request(request: GenerateRequest, limits: EngineLimits) -> int:
-    """Check a request to generate; return the number of tokens that it may sample.
-
-    Raises:
-        RequestRefused: the request can never be served.
-    """
+    """Return the number of tokens that a request to generate may sample. Raises RequestRefused if it can never be
+    served."""
     tokens, sampling = request.tokens, request.sampling
     max_new = min(sampling.max_tokens, limits.max_positions - len(tokens))
     problem = None
@@ -57,11 +49,7 @@ def check_request(request: GenerateRequest, limits: EngineLimits) -> int:
 
 
 def check_score(request: ScoreRequest, limits: EngineLimits) -> None:
-    """Check a request to score.
-
-    Raises:
-        RequestRefused: the request can never be served.
-    """
+    """Check a request to score. Raises RequestRefused if it can never be served."""
     tokens, most = request.tokens, min(limits.max_positions, limits.capacity) + 1
     problem = None
     if not 1 <= request.first < len(tokens):

@@ -90,12 +90,8 @@ class KvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
 
     def capacity(self, token_bytes: int) -> int:
-        """Return the number of tokens that the cache holds, in whole pages and at least one page; no conversation can
-        be longer.
-
-        Args:
-            token_bytes: bytes of one token's keys and values in all layers.
-        """
+        """Return the number of tokens that the cache holds if one token's keys and values take `token_bytes` in all
+        layers: whole pages, at least one. No conversation can be longer."""
         return max(1, (self.tokens or self.bytes // token_bytes) // PAGE_SIZE) * PAGE_SIZE
 
 
@@ -193,11 +189,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def check_settings(engine: EngineConfig) -> None:
-    """Check that an engine of this kind has the settings that are not at their defaults.
-
-    Raises:
-        BadInput: it does not have one of them.
-    """
+    """Check that an engine of this kind has the settings that are not at their defaults. Raises BadInput for one
+    that it lacks."""
     if engine.kind == "native":
         return
     advice = "leave it out; the server decides it"

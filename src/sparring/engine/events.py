@@ -61,11 +61,7 @@ class EventStream(Response):
 
 
 async def unless_left(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`, which is cancelled if the client leaves.
-
-    Raises:
-        ClientDisconnect: the client has left.
-    """
+    """Return the result of `work`. If the client leaves, cancel it and raise ClientDisconnect."""
     task, left = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
     try:
         await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)

@@ -46,12 +46,10 @@ class Fleet(Generic[E]):
         absent: engines that do not answer yet. They join when they do.
         room: number of requests at which an engine is full.
         silent_s: seconds without an answer to a ping after which an engine is lost.
-        keeper: starter of the engines.
         report: called when an engine is lost or comes back.
 
     Attributes:
         engines: the engines, also the absent ones; in events and metrics an engine has its place here as its number.
-        closed: whether the fleet was closed.
     """
 
     def __init__(
@@ -180,8 +178,8 @@ class Fleet(Generic[E]):
         meanwhile.
 
         Raises:
-            WeightsError: no engine serves the new weights.
-            EngineError: as WeightsError; the served version of the engines is unknown.
+            WeightsError: no engine serves the new weights, or the engines are asleep.
+            EngineError: no engine serves them, and the served version is unknown.
         """
         await self._someone()
         async with self._updating:
@@ -192,11 +190,7 @@ class Fleet(Generic[E]):
 
     async def sleep(self) -> None:
         """Let all routed engines sleep. One that is lost meanwhile has nothing to give back; one that comes back stays
-        out until the others wake.
-
-        Raises:
-            EngineError: an engine that answers cannot sleep.
-        """
+        out until the others wake."""
         async with self._updating:
             routed = self._routed if self._waits else self._some_routed()
             self._asleep = True
@@ -207,12 +201,8 @@ class Fleet(Generic[E]):
                 raise
 
     async def wake(self, ref: WeightRef) -> None:
-        """Let all engines serve these weights again. Those that fail are lost. If all were lost in their sleep, wait
-        for the keeper's new ones.
-
-        Raises:
-            WeightsError, EngineError: no engine serves the weights. Those that are still asleep stay so.
-        """
+        """Let all engines serve these weights again. Those that fail are lost, unless all fail: then those that are
+        still asleep stay so. If all were lost in their sleep, wait for the keeper's new ones."""
         async with self._updating:
             if self._routed or not self._waits:
                 await self._take(ref, self._some_routed())
@@ -220,11 +210,8 @@ class Fleet(Generic[E]):
         await self._someone()
 
     async def _take(self, ref: WeightRef, routed: Sequence[FleetMember[E]]) -> None:
-        """Let engines serve weights, whether they are asleep or not. Those that fail are lost, unless all do.
-
-        Raises:
-            WeightsError, EngineError: all failed.
-        """
+        """Let engines serve weights, whether they are asleep or not. Those that fail are lost; if all do, raise an
+        error of theirs."""
         results = await asyncio.gather(*(self._wake(member, ref) for member in routed), return_exceptions=True)
         failed = {member: error for member, error in zip(routed, results, strict=True) if error is not None}
         for error in failed.values():
@@ -236,16 +223,11 @@ class Fleet(Generic[E]):
             self._lose(member, str(error))  # it may answer, and catches up as it is
 
     async def _wake(self, member: FleetMember[E], ref: WeightRef) -> None:
-        """Update one engine, which is watched meanwhile."""
         with self._at(member, turn := FleetTurn("")):
             await member.wait(turn, partial(member.engine.wake, ref))
 
     async def drop(self, adapter: str) -> None:
-        """Serve no new request with an adapter.
-
-        Raises:
-            EngineError: an engine has not loaded the adapter.
-        """
+        """Serve no new request with an adapter, at any routed engine."""
         for member in self._some_routed():
             await self._tell(member, partial(member.engine.drop, adapter))
 
@@ -272,11 +254,7 @@ class Fleet(Generic[E]):
             await self._back.wait()
 
     def _some_routed(self) -> list[FleetMember[E]]:
-        """Return the routed engines.
-
-        Raises:
-            EngineError: there is none.
-        """
+        """Return the routed engines. Raises EngineError if there is none."""
         if self.closed:
             raise EngineError("fleet: expected running engines, got closed ones; open another fleet")
         if routed := self._routed:
@@ -285,14 +263,8 @@ class Fleet(Generic[E]):
         raise EngineError(f"fleet: expected an engine that answers, got none: {causes}")
 
     def _member_for(self, request: GenerateRequest, version: int | None) -> FleetMember[E]:
-        """Choose the engine of a request, and remember it for its conversation and its prompt.
-
-        Args:
-            version: lowest version that it may serve; None for any.
-
-        Raises:
-            EngineError: there is none.
-        """
+        """Choose the engine of a request among those that serve `version` (None: any) or a newer one, and remember it
+        for its conversation and its prompt. Raises EngineError if there is none."""
         self._some_routed()
         routed, name, prompt = self._serving(version), request.conversation, hash(request.tokens)
         if not routed:
@@ -323,7 +295,7 @@ class Fleet(Generic[E]):
         return min(members, key=lambda member: len(member.turns))
 
     async def _tell(self, member: FleetMember[E], ask: Callable[[], Awaitable[None]]) -> None:
-        """Ask an engine for what does not matter once it is lost."""
+        """Call an engine; an error counts only if the engine is not lost."""
         try:
             with self._at(member, call := FleetTurn("")):
                 await member.wait(call, ask)
@@ -385,7 +357,6 @@ class Fleet(Generic[E]):
         return member.lost is not None
 
     async def _ping(self, member: FleetMember[E]) -> bool:
-        """Ping an engine. Raises EngineError if it does not answer in time."""
         return await self._in_time(member.engine.ping())
 
     async def _in_time(self, answer: Awaitable[T]) -> T:
@@ -416,7 +387,6 @@ class Fleet(Generic[E]):
         self._tell_of(member, f"serves version {member.engine.version} and gets requests again", "engine back")
 
     def _tell_of(self, member: FleetMember[E], text: str, kind: str, reason: str = "", **facts: int) -> None:
-        """Report an event of an engine, by its number and its machine."""
         about = {"kind": kind, "engine": member.number, "node": member.engine.node, "at_step": self._served}
         who = f"{member.engine.place} {text} (engine {member.number} on {member.engine.node})"
         self._report(f"{who}: {reason}" if reason else who, {**about, "reason": reason, **facts})

@@ -99,12 +99,9 @@ class FleetMember(Generic[E]):
     """Engine of a fleet.
 
     Attributes:
-        number: its place in the fleet.
         lost: why no request is sent to it; None while it is routed.
-        losses: number of times that it was lost.
         failures: number of times in a row that it was reached, and could not be brought to the fleet's weights.
         has_replied: whether it has answered a request since it joined the fleet or came back.
-        turns: requests that it answers.
     """
 
     engine: E
@@ -116,11 +113,7 @@ class FleetMember(Generic[E]):
     turns: set[FleetTurn] = field(default_factory=set)
 
     async def wait(self, turn: FleetTurn, ask: Callable[[], Awaitable[T]]) -> T:
-        """Wait for an answer of the engine until it counts as lost.
-
-        Raises:
-            EngineError: the engine is lost, or its own error.
-        """
+        """Wait for an answer of the engine. Raises EngineError as soon as the engine counts as lost."""
         if self.lost is None:
             try:
                 async with asyncio.timeout(None) as turn.wait:

@@ -31,7 +31,6 @@ class NativeEngine:
     Args:
         model: model to serve, owned by the engine from now on; the trainer has another one. Its adapter, if any,
             becomes the engine's own.
-        config: section `[engine]`.
         name: name of the model in the run; updates of other models are refused.
         version: version of the weights that `model` holds.
         threads: CPU threads of the engine's thread; 0 keeps torch's number.
@@ -76,11 +75,7 @@ class NativeEngine:
         return self._worker.latencies
 
     def describe(self, instance: str) -> ServedModel:
-        """Describe the engine for clients of a server.
-
-        Args:
-            instance: random name of this start of the server.
-        """
+        """Describe the engine for clients of a server; `instance` is a random name of this start of the server."""
         model = self._model
         return ServedModel(
             model=self._name,
@@ -96,11 +91,7 @@ class NativeEngine:
         )
 
     async def check(self) -> None:
-        """Check that requests are answered.
-
-        Raises:
-            EngineError: the error that every request would get.
-        """
+        """Check that requests are answered. Raises EngineError, as every request would, if they are not."""
         if (problem := self._worker.problem) is not None:
             raise EngineError(str(problem))
 
@@ -150,28 +141,16 @@ class NativeEngine:
 
         Raises:
             WeightsError: the update failed its verification or is late; the engine keeps serving the old version.
-            EngineError: the engine is closed.
         """
         await self._take(ref, wakes=False)
 
     async def sleep(self) -> None:
-        """Give the memory of weights, of their packed copies and of the cache back to the system. Requests wait until
-        the engine wakes: those that run continue after the tokens that they have sampled. An update that is under way
-        is refused. An engine that is asleep stays so.
-
-        Raises:
-            EngineError: the engine is closed, has adapters, or is on a GPU.
-        """
+        """Give the memory of weights, of their packed copies and of the cache back to the system. Requests that run
+        continue after the wake, after the tokens that they have sampled; an update that is under way is refused. An
+        engine with adapters, or on a GPU, cannot sleep."""
         await self._worker.call(EngineError, f"engine {self._name}: sleep", self._worker.sleep)
 
     async def wake(self, ref: WeightRef) -> None:
-        """Take weights and serve requests again; an engine that is awake takes them as an update. Nothing is left of
-        the cache, so each request computes its keys and values again, under these weights.
-
-        Raises:
-            WeightsError: as for `pull`, or the weights are older than those before the sleep; the engine stays asleep.
-            EngineError: the engine is closed.
-        """
         await self._take(ref, wakes=True)
 
     async def _take(self, ref: WeightRef, *, wakes: bool) -> None:
@@ -196,11 +175,7 @@ class NativeEngine:
             update.claim()
 
     async def drop(self, adapter: str) -> None:
-        """Serve no new request with an adapter. It is unloaded when its running requests have finished.
-
-        Raises:
-            EngineError: the adapter is not loaded, or the engine is closed.
-        """
+        """Serve no new request with an adapter. It is unloaded when its running requests have finished."""
         await self._worker.call(EngineError, f"adapter {adapter}", lambda: self._worker.drop(adapter))
 
     async def close(self) -> None:

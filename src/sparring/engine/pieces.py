@@ -47,12 +47,8 @@ def told_completion(told: Sequence[Delta], finish_reason: FinishReason) -> Compl
 
 
 def completed(told: Sequence[Delta], rest: Completion) -> Completion:
-    """Return the completion of a turn whose beginning one engine told and whose rest another one sampled.
-
-    Args:
-        told: deltas of the beginning, with versions; may be empty.
-        rest: completion of the request for the rest.
-    """
+    """Return the completion of a turn: `told`, deltas with versions from one engine, perhaps none, and then `rest`,
+    from another engine."""
     if not told:
         return rest
     last = Delta(

@@ -7,11 +7,7 @@ from sparring.protocols import Engine
 
 
 async def prompt_logprobs(engine: Engine, request: GenerateRequest) -> tuple[float, ...] | None:
-    """Return the log-probabilities of a request's prompt if the request asks for them; otherwise None.
-
-    Raises:
-        EngineError: as for `Engine.score`.
-    """
+    """Return the log-probabilities of a request's prompt if the request asks for them; otherwise None."""
     if not request.prompt_logprobs:
         return None
     if len(request.tokens) < 2:

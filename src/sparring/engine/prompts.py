@@ -40,15 +40,8 @@ class KnownPrompt(NamedTuple):
 
 
 class KnownPrompts:
-    """Ids that a server remembers, by conversation. If there are too many, it forgets the conversations whose last turn
-    is the longest ago.
-
-    Args:
-        most_tokens: maximum number of ids.
-
-    Attributes:
-        num_tokens: number of ids.
-    """
+    """Ids that a server remembers, by conversation, at most `most_tokens` in all: it forgets the conversations whose
+    last turn is the longest ago."""
 
     def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
         self._most = most_tokens
@@ -56,10 +49,7 @@ class KnownPrompts:
         self.num_tokens = 0
 
     def whole(self, conversation: str | None, prefix: wire.KnownPrefix | None, tokens: Tokens) -> KnownPrompt:
-        """Return the whole prompt of a request.
-
-        Args:
-            prefix: ids before `tokens`; None for none.
+        """Return the whole prompt of a request: the ids of `prefix`, if any, then `tokens`.
 
         Raises:
             UnknownPrefix: other ids are remembered for this conversation, or none.
@@ -144,7 +134,6 @@ def _text(tokens: Tokens) -> bytes:
 
 
 def _digest(before: xxhash.xxh3_128, tokens: Tokens) -> xxhash.xxh3_128:
-    """Return the digest of the ids before and of these."""
     digest = before.copy()
     digest.update(_text(tokens))
     return digest

@@ -71,11 +71,7 @@ class Runner:
 
     def step(self, chunks: list[Chunk], steps: int) -> SampledTokens:
         """Compute the chunks and sample for those with `samples`, in their order. Repeat this for up to `steps` steps
-        in all. Scored rows are added to their sequences.
-
-        Args:
-            steps: maximum number of steps; above 1 only if all chunks generate.
-        """
+        in all, above 1 only if all chunks generate. Scored rows are added to their sequences."""
         rows = self._rows(chunks, steps)
         if 0 not in rows.samples or not any(map(_is_scored, chunks)):
             return self._compute(rows)
@@ -117,8 +113,8 @@ class Runner:
         """Compute a probe under the present weights and the given adapter.
 
         Returns:
-            Log-probabilities of tokens[1:] by the trainer's forward; the log-probability of a token that a generation
-                step samples after the first few; and the log-probability of the same token by the trainer's forward.
+            Log-probabilities of tokens[1:] by the trainer's forward; the log-probability of the token that one
+                generation step draws after a prefix of at most one page; and the same token's by the trainer's forward.
         """
         device = self._model.device
         row, targets = (torch.tensor(part, device=device) for part in (tokens[:-1], tokens[1:]))

@@ -35,11 +35,8 @@ class Schedule:
 
 
 class Replays:
-    """Schedules of the requests that are replayed. Without any it costs a step nothing.
-
-    Attributes:
-        all_wait: whether every request waits for newer weights.
-    """
+    """Schedules of the requests that are replayed; `all_wait` if every request waits for newer weights. Without any it
+    costs a step nothing."""
 
     def __init__(self) -> None:
         self._schedules: dict[Sequence, Schedule] = {}

@@ -30,11 +30,8 @@ class Chunk(NamedTuple):
 
 
 class StepScheduler:
-    """Waiting and running requests, and their memory.
-
-    Attributes:
-        draining: whether only requests that have begun are served: those that run or have sampled tokens.
-    """
+    """Waiting and running requests, and their memory. While `draining`, only requests that have begun are served: those
+    that run or have sampled tokens."""
 
     def __init__(self, memory: PagedMemory, *, max_running: int, max_batch_tokens: int) -> None:
         self.memory, self.cache, self._sharing = memory, memory.cache, memory.sharing
@@ -120,13 +117,9 @@ class StepScheduler:
         self.memory.give_back(sequence)
 
     def recompute(self, served: ServedWeights, *, all_of_them: bool) -> None:
-        """Make the requests of these weights recompute their keys and values after an update.
-
-        Args:
-            all_of_them: whether all requests recompute. Otherwise two kinds do: requests in prefill, so that one
-                version computes everything before their next sampled token, and requests to score, whose result must be
-                of one version.
-        """
+        """Make the requests of these weights recompute their keys and values after an update: all of them, or only
+        requests in prefill, so that one version computes everything before their next sampled token, and requests to
+        score, whose result must be of one version."""
         self._replays.all_wait = False
         for sequence in self._running[:]:
             if sequence.served is served and (all_of_them or sequence.reads):
@@ -203,11 +196,8 @@ class StepScheduler:
                 self._preempt(self._running[-1])
 
     def _continue(self) -> tuple[list[Chunk], int]:
-        """Plan the running requests: a token of each that generates, chunks of prompts within the budget.
-
-        Returns:
-            The chunks, and the rest of the budget.
-        """
+        """Plan the running requests: a token of each that generates, chunks of prompts within the budget. Return the
+        chunks and the rest of the budget."""
         running = [(sequence, sequence.pending) for sequence in self._replays.ready(self._running)]
         budget = self._max_batch_tokens - sum(pending == 1 for _, pending in running)
         chunks: list[Chunk] = []

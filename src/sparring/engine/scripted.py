@@ -35,7 +35,6 @@ class ScriptedEngine:
     engine's latency is over, then a token whenever its reader asks for one.
 
     Args:
-        script: function from a request to the ids to "sample".
         version: weight version served at first.
         latency_s: duration of a request (on the loop's clock).
         fail_on: numbers of the requests, counted from 1, that raise `EngineError`.
@@ -43,10 +42,7 @@ class ScriptedEngine:
 
     Attributes:
         requests: every request, in order of arrival, failed ones included.
-        pulled: every weight reference that was pulled.
         held: ids whose KV is stored, by conversation.
-        most_in_flight: maximum number of requests that were in flight at once.
-        asleep: whether requests wait until the engine wakes.
     """
 
     def __init__(
@@ -141,7 +137,6 @@ class ScriptedEngine:
         self.held.clear()
 
     async def wake(self, ref: WeightRef) -> None:
-        """Serve a version again, unless `refuse_on` has this update."""
         if not self.asleep:
             return await self.pull(ref)
         self._check_open()

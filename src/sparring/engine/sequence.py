@@ -49,7 +49,6 @@ class Sequence:
         served: weights that compute it, set when it is added to the waiting requests.
         origins: (first token, sampling version, oldest version of keys and values) for each change of versions.
         scored_from: first token that predicts one to score; None for a request that generates.
-        scores: results of the rows scored so far.
     """
 
     request: GenerateRequest | ScoreRequest
@@ -123,8 +122,7 @@ class Sequence:
 
     @property
     def reusable(self) -> list[int]:
-        """Tokens whose keys and values may be found in the cache, and one more, which is always computed, as are rows
-        to score."""
+        """Tokens to look up in the cache. The last of them is computed in any case, and so are all rows to score."""
         return self.tokens if self.scored_from is None else self.tokens[: self.scored_from + 1]
 
     @property

@@ -13,7 +13,6 @@ class ServedWeights:
     """Weights of requests: the base model's alone, or together with an adapter's. An update changes them in place.
 
     Attributes:
-        version: version that is served.
         checksum: checksum of that version; None if they came with the model.
         number: number of the adapter; -1 for the base model.
         serial: number of the adapter's load. An adapter that is loaded again under an old name and version has a new

@@ -66,11 +66,7 @@ class ServedEngine(Engine, Protocol):
     """Engine that the server can serve; an extension of `Engine`."""
 
     def describe(self, instance: str) -> wire.ServedModel:
-        """Describe the engine for clients.
-
-        Args:
-            instance: random name of this start of the server.
-        """
+        """Describe the engine for clients; `instance` is a random name of this start of the server."""
         ...
 
     async def check(self) -> None:
@@ -105,7 +101,6 @@ class Serving(NamedTuple):
 
     Attributes:
         engine: engine that answers the requests; None: there is no model yet.
-        served: description of the engine for clients.
         bind: function that turns the stop strings and the constraint of a request into functions on token ids.
     """
 
@@ -123,7 +118,6 @@ class TokenServer:
     """HTTP endpoints of one engine.
 
     Args:
-        serving: what is served at first.
         api_key: bearer token that clients must send to everything under /v1; "" for none.
         opens: function that opens the models that clients send; None: the server keeps the model that it has.
     """
@@ -143,11 +137,7 @@ class TokenServer:
 
     @property
     def _engine(self) -> ServedEngine:
-        """Engine that answers the requests.
-
-        Raises:
-            EngineError: there is no model yet.
-        """
+        """Engine that answers the requests. Raises EngineError while there is no model."""
         if self._serving.engine is None:
             raise EngineError("server: expected a model, got none yet; a run sends it when it begins")
         return self._serving.engine
@@ -325,11 +315,8 @@ class TokenServer:
         return await self._model(request)
 
     async def _open(self, opens: Opens, files: Mapping[str, bytes], form: wire.FilesForm) -> None:
-        """Close the engine, if there is one, and open that of other files.
-
-        Raises:
-            WeightsError: they are of no model that can be served. The server then has none.
-        """
+        """Close the engine, if there is one, and open that of other files. If they are of no model that can be served,
+        raise WeightsError; the server then has none."""
         await self.close()
         self._serve(self._serving._replace(engine=None, served=msgspec.structs.replace(self._served, files="")))
         try:
@@ -346,11 +333,8 @@ class TokenServer:
         return _json({})
 
     def _located(self, ref: WeightRef) -> WeightRef:
-        """Return a reference that this process can fetch.
-
-        Raises:
-            WeightsError: its transport works in one process only, or its upload is not complete.
-        """
+        """Return a reference that this process can fetch. Raises WeightsError if its transport works in one process
+        only."""
         where = f"weights of {ref.model} version {ref.version}"
         if ref.transport == "inline":
             got = "'inline', which works in one process only"

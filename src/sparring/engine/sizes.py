@@ -14,9 +14,6 @@ class Sizes(NamedTuple):
     """Sizes of a cache.
 
     Attributes:
-        num_pages: pages of the cache.
-        page_bytes: bytes of a page.
-        host_pages: pages in host memory.
         idle_pages: maximum number of pages held only by conversations between their turns.
         num_states: slots of recurrent state; 0 without recurrent layers.
     """

@@ -25,11 +25,8 @@ STAYS_ASLEEP = "the engine stays asleep"
 
 class Update:
     """Update that a caller passes to the engine's thread. The first to claim it decides what happens: if the thread
-    claims it, the update begins; if the caller does, the update is withdrawn.
-
-    Args:
-        wakes: whether an engine that is asleep wakes with these weights; any other update it refuses.
-    """
+    claims it, the update begins; if the caller does, the update is withdrawn. An engine that is asleep takes only an
+    update that `wakes`."""
 
     def __init__(self, ref: WeightRef, staged: StagedWeights | Adapter, *, wakes: bool) -> None:
         self.ref, self.staged, self.wakes, self.reply = ref, staged, wakes, Reply()
@@ -51,11 +48,7 @@ def where(ref: WeightRef) -> str:
 
 
 def check_model(ref: WeightRef, name: str) -> None:
-    """Refuse an update of another model than `name`.
-
-    Raises:
-        WeightsError: the update is for another model.
-    """
+    """Refuse an update of another model than `name`, with WeightsError."""
     if ref.model != name:
         raise WeightsError(
             f"{where(ref)}: expected model {name!r}, got {ref.model!r}; publish to the engine that serves it"
@@ -90,7 +83,6 @@ class BaseWeights:
         version: version of the weights that the runner's model holds.
 
     Attributes:
-        served: weights that are served.
         broken: error for all requests after an update failed and the old weights could not be restored; otherwise None.
     """
 
@@ -102,18 +94,12 @@ class BaseWeights:
 
     def commit(self, ref: WeightRef, staged: StagedWeights, *, has_adapters: bool) -> bool:
         """Exchange the weights and verify them by the reference's probe. On failure the old ones, which are kept until
-        then, are restored.
-
-        Args:
-            has_adapters: whether adapters are served, which belong to the old weights.
-
-        Returns:
-            Whether the weights changed; False if this very version was served already.
+        then, are restored. Return False if this very version was served already.
 
         Raises:
-            WeightsError: adapters are loaded, the version is not newer, the weights give other log-probabilities than
-                the publisher's, the swap failed, or the old weights could not be restored, in which case `broken` is
-                set.
+            WeightsError: adapters are loaded, which belong to the old weights, the version is not newer, the weights
+                give other log-probabilities than the publisher's, the swap failed, or the old weights could not be
+                restored, in which case `broken` is set.
         """
         served = self.served
         same = (ref.version, ref.checksum) == (served.version, served.checksum)
@@ -185,7 +171,6 @@ def verify(runner: Runner, what: str, probe: Probe | None, adapter: int = -1) ->
     products and no pointers.
 
     Args:
-        what: name of the weights, for messages.
         probe: tokens and expected log-probabilities; None verifies nothing.
         adapter: number of the adapter, -1 for none.
 

@@ -234,11 +234,8 @@ def passed_over(form: msgspec.Struct) -> str | None:
 
 
 def decode(data: bytes, kind: type[T], where: str) -> T:
-    """Read JSON strictly: no other types, no unknown fields of a form.
-
-    Raises:
-        BadInput: the bytes are not JSON of this kind.
-    """
+    """Read JSON strictly: no other types, no unknown fields of a form. Raises BadInput if the bytes are not such
+    JSON."""
     with boundary(BadInput, where, "a valid JSON body", "correct it"):
         return msgspec.json.decode(data, type=kind)
 

@@ -42,7 +42,6 @@ class EngineWorker:
     `ask`, `tell` and `call` pass functions to the thread; the methods below them run on the thread alone.
 
     Args:
-        config: section `[engine]`.
         version: version of the weights that `model` holds.
         threads: CPU threads; 0 keeps torch's number.
     """
@@ -107,11 +106,7 @@ class EngineWorker:
         return {**self._metrics, **now, **kv_metrics(self.scheduler.cache, self._page_bytes)}
 
     def ask(self, action: Callable[[], None]) -> None:
-        """Run `action` on the thread between two steps. Thread-safe.
-
-        Raises:
-            EngineError: the engine is closed.
-        """
+        """Run `action` on the thread between two steps. Raises EngineError if the engine is closed. Thread-safe."""
         with self._lock:
             if self._closed:
                 raise EngineError(f"engine {self._name}: expected a running engine, got a closed one; start another")
@@ -124,12 +119,8 @@ class EngineWorker:
                 self._put(action)
 
     async def call(self, error: type[SparringError], where: str, function: Callable[[], T]) -> T:
-        """Run `function` on the thread between two steps and return its result.
-
-        Raises:
-            EngineError: the engine is closed.
-            SparringError: the function failed; `error` is the class and `where` the place of the error.
-        """
+        """Run `function` on the thread between two steps and return its result. Its failure is raised as `error`, at
+        the place `where`."""
         reply = Reply()
         self.ask(lambda: self._answer_with(reply, error, where, function))
         result: T = await reply.result()
@@ -171,8 +162,8 @@ class EngineWorker:
         self._adapters.drop(adapter)
 
     def sleep(self) -> None:
-        """Suspend all requests, forget the cache, and give the memory of weights and cache back to the system. The
-        requests wait, and so do new ones, until the engine wakes; then each computes its keys and values again."""
+        """Suspend all requests, forget the cache, and give the memory of weights and cache back to the system. Raises
+        EngineError on a GPU, or if there are adapters."""
         if self._asleep:
             return
         if self._device != "cpu":

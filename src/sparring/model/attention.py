@@ -52,7 +52,6 @@ class Paged:
     same call writes into a shared page.
 
     Attributes:
-        pages: KV pages of the model.
         rows: the new tokens of each sequence and their pages.
         states: recurrent states and the slot [B] int64 of each sequence; None without recurrent layers.
     """
@@ -95,19 +94,8 @@ def attend(
     form: AttentionForm,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute causal attention of one layer; a token's bits do not depend on the batch.
-
-    Args:
-        q: [N, H, d].
-        k: [N, G, d].
-        v: [N, G, d].
-        layer: index of the layer, for the pages.
-        form: scale, window and cap of the scores.
-        sinks: [H], an additional logit per head without a value.
-
-    Returns:
-        [N, H, d].
-    """
+    """Compute causal attention of one layer, q[N, H, d], k[N, G, d], v[N, G, d] -> [N, H, d]; a token's bits do not
+    depend on the batch. `sinks`[H] is an additional logit per head without a value."""
     if isinstance(attention, Packed):
         return ops.attention_packed(q, k, v, attention.cu_seqlens, form, attention.shared, sinks)
     return ops.attention_paged(q, k, v, attention.pages, layer, attention.rows, form, sinks)

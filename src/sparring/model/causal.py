@@ -43,8 +43,6 @@ class CausalModel:
         decoder: forward of the Llama family; None for other models.
         library: forward of all other models; None for the Llama family.
         head: module that computes logits or, if `is_scalar`, one number per row.
-        logit_scale: factor on logits.
-        logit_cap: soft cap on logits; None without one.
         context: context length at which attention costs about as much as the rest of the forward.
         kv_heads: shapes of the keys and values that each attention layer stores.
         recurrent: layers with a recurrent state; empty in most models.
@@ -106,15 +104,8 @@ class CausalModel:
         return self._forward(tokens, positions, attention, rows)
 
     def logits(self, hidden: torch.Tensor, total: ops.WeightSum | None = None) -> torch.Tensor:
-        """Compute hidden[M, D] -> [M, V] float32; exact numerics never round them to bfloat16.
-
-        Args:
-            hidden: [M, D].
-            total: sum from `weight_sum`, to which the gradient of the head's weight is added.
-
-        Raises:
-            BadInput: the head is scalar.
-        """
+        """Compute hidden[M, D] -> [M, V] float32; exact numerics never round them to bfloat16. The gradient of the
+        head's weight is added to `total`, if given, a sum from `weight_sum`. Raises BadInput if the head is scalar."""
         if self.is_scalar:
             raise refusal("logits", "a head over tokens", "a scalar head", 'load the model with head = "tokens"')
         exact = isinstance(self.head, RowLinear)
@@ -136,11 +127,7 @@ class CausalModel:
 
     def values(self, hidden: torch.Tensor) -> torch.Tensor:
         """Compute the scalar head, hidden[M, D] -> [M] float32: a value, or the reward of the text that ends in the
-        row.
-
-        Raises:
-            BadInput: the head is over tokens.
-        """
+        row. Raises BadInput if the head is over tokens."""
         if not self.is_scalar:
             raise refusal("values", "a scalar head", "a head over tokens", 'load the model with head = "scalar"')
         if isinstance(self.head, RowLinear):
@@ -158,11 +145,7 @@ class CausalModel:
         return dict(self._parameters)
 
     def check(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Check names and shapes of a state.
-
-        Raises:
-            WeightsError: `state` has other names or shapes than the parameters.
-        """
+        """Raise WeightsError if a state has other names or shapes than the parameters."""
         own = self._parameters
         if own.keys() != state.keys():
             mismatched = sorted(own.keys() ^ state.keys())
@@ -176,11 +159,8 @@ class CausalModel:
                 )
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Copy every parameter from `state`, cast to this model's dtype, then `refresh()`.
-
-        Raises:
-            WeightsError: names or shapes differ; nothing was copied.
-        """
+        """Copy every parameter from `state`, cast to this model's dtype, then `refresh()`. If names or shapes differ,
+        raise WeightsError and copy nothing."""
         self.check(state)
         with torch.no_grad():
             for name, parameter in self._parameters.items():
@@ -194,11 +174,8 @@ class CausalModel:
 
 
 class LibraryForward:
-    """Forward of transformers around our attention, for models outside the Llama family and for fast numerics.
-
-    Attributes:
-        rowwise: mode that makes transformers' own code row-invariant, for exact numerics; None for fast.
-    """
+    """Forward of transformers around our attention, for models outside the Llama family and for fast numerics. Its mode
+    `rowwise` makes transformers' own code row-invariant; None for fast numerics."""
 
     def __init__(
         self, module: PreTrainedModel, recurrent: RecurrentLayers, *, exact: bool, gradient_checkpointing: bool

@@ -34,9 +34,6 @@ def create(
         eos_token_id: id or ids that end a turn, for the generation config.
         pad_token_id: id for padding, which only other tools use.
         bos_token_id: id that begins a text, if the tokenizer has one.
-
-    Returns:
-        The folder.
     """
     config = config_of(init, vocab_size)
     config.eos_token_id, config.pad_token_id, config.bos_token_id = eos_token_id, pad_token_id, bos_token_id

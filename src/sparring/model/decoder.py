@@ -168,15 +168,15 @@ Stream = tuple[torch.Tensor, torch.Tensor | None]
 
 
 class Gatherer(Protocol):
-    """Keeper of a decoder's parameters, which brings those of each stage before it is computed. The stages are the
-    embedding, 0, each layer, 1 to L, and the final norm with the head, L + 1."""
+    """Keeper of a decoder's parameters, which gathers those of each stage before it is computed. The stages are the
+    embedding (0), the layers (1 to L), and the final norm with the head (L + 1)."""
 
     def enter(self, stage: int) -> None:
-        """Bring the parameters of a stage. It may drop those of all others."""
+        """Gather the parameters of a stage. This may overwrite those of the other stages."""
         ...
 
     def entered(self, stage: int, stream: Stream) -> Stream:
-        """Bring the parameters of a stage, and return its input, whose gradient ends the stage's backward pass."""
+        """Gather the parameters of a stage, and return its input, whose gradient ends the stage's backward pass."""
         ...
 
     def left(self, stage: int, stream: Stream) -> Stream:
@@ -198,11 +198,7 @@ class AllThere:
 
 
 class LlamaDecoder:
-    """Forward tokens -> hidden states for a module of `FAMILY` whose parts have been swapped.
-
-    Attributes:
-        gatherer: keeper of the parameters.
-    """
+    """Forward tokens -> hidden states for a module of `FAMILY` whose parts have been swapped."""
 
     def __init__(self, body: LlamaBody, *, gradient_checkpointing: bool) -> None:
         self.embedding = body.embed_tokens

@@ -42,7 +42,6 @@ def from_teacher(
 
     Args:
         hidden: [M, D].
-        teacher: model whose head is applied to `teacher_hidden`.
         teacher_hidden: [M, E], no gradient.
         targets: sampling distribution of each of the M tokens.
 
@@ -131,7 +130,6 @@ def between(log_p: torch.Tensor, log_q: torch.Tensor, form: Divergence) -> torch
     Args:
         log_p: [M, O], the teacher's.
         log_q: [M, O], the model's.
-        form: kind of divergence, and beta.
 
     Returns:
         [M], with gradient for log_q.

@@ -35,11 +35,8 @@ class ExpertAdapters(Protocol):
         """True if an adapter adds to any row of the current call."""
 
     def __call__(self, rows: Sequence[torch.Tensor]) -> list[AdaptedExpert]:
-        """Return, for each expert, the function that adds to its products.
-
-        Args:
-            rows: indices [n] of each expert's rows in the current call.
-        """
+        """Return, for each expert, the function that adds to its products; rows[e] [n] are the indices of its rows in
+        the current call."""
 
 
 class RowRouter(RowLinear):
@@ -69,9 +66,6 @@ class RowExperts(nn.Module):
 
     The outputs of a row are weighted and added in float32 in the order of its routing, so that neither the load of an
     expert nor the routing of other rows changes a bit. Call `refresh()` after every change of the weights.
-
-    Attributes:
-        adapted: adapters of the experts; None in a model without adapters.
     """
 
     def __init__(self, experts: nn.Module, gate: Gate) -> None:

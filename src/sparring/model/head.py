@@ -74,7 +74,6 @@ def token_quantities(
         temperature: [M] float32; 0 means greedy sampling, as in `Sampling`.
         needs: names out of `QUANTITIES`, or out of `SCALAR_QUANTITIES` for a scalar head.
         kept: ids that truncated sampling kept for each row; None without truncation.
-        bias: values added to logits; None for none.
         keep_elements: maximum number of logits that are kept for the backward pass. For more, the backward pass
             recomputes each chunk, so that [M, V] logits never exist at once: only the head's weight and its gradient
             grow with V.
@@ -162,16 +161,9 @@ class Judged(NamedTuple):
 def score_tokens(
     model: CausalModel, hidden: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, top_k: int = 0
 ) -> Judged:
-    """Compute log-probability and entropy, bitwise equal to those of `token_quantities` but without gradients, and the
-    `top_k` most likely tokens of each row, best first, ties by id. A token has the same log-probability as target and
-    as top token.
-
-    Args:
-        hidden: [M, D].
-        targets: [M] int64.
-        temperature: [M] float32.
-        top_k: 0 to V.
-    """
+    """Compute log-probability and entropy of targets[M] int64 for hidden[M, D] and temperature[M] float32, bitwise
+    equal to those of `token_quantities` but without gradients, and the `top_k` (0 to V) most likely tokens of each row,
+    best first, ties by id. A token has the same log-probability as target and as top token."""
     chunks, size = [], _chunk_rows(model)
     for rows, wanted, heat in zip(*(t.split(size) for t in (hidden, targets, temperature)), strict=True):
         logits = model.logits(rows)

@@ -61,11 +61,8 @@ def local_folder(name: str) -> Path:
 
 
 def model_folder(spec: ModelConfig) -> Path:
-    """Return the folder of a recipe's model that has a path, with the recipe's chat template.
-
-    Raises:
-        BadInput: as `local_folder` and `with_template`; or a template is given for an adapter.
-    """
+    """Return the folder of a recipe's model that has a path, with the recipe's chat template. Raises BadInput for a
+    template of an adapter: its base has the template."""
     folder = local_folder(str(spec.path))
     if spec.template is not None and is_adapter(folder):
         do = "give the template to its base"
@@ -74,15 +71,8 @@ def model_folder(spec: ModelConfig) -> Path:
 
 
 def with_template(folder: Path, template: str | None) -> Path:
-    """Return a folder of links to a checkpoint's files, in the user's cache, with another chat template. Without a
-    template, and for an adapter, whose base has the template, return `folder` itself.
-
-    Args:
-        template: Jinja file, or None.
-
-    Raises:
-        BadInput: the template cannot be read.
-    """
+    """Return a folder of links to a checkpoint's files, in the user's cache, with another chat template (a Jinja file).
+    Without a template, and for an adapter, whose base has the template, return `folder` itself."""
     if template is None or is_adapter(folder):
         return folder
     text = template_text(template)
@@ -96,11 +86,7 @@ def with_template(folder: Path, template: str | None) -> Path:
 
 
 def template_text(file: str) -> str:
-    """Read a chat template.
-
-    Raises:
-        BadInput: the file is no text file.
-    """
+    """Read a chat template. Raises BadInput if the file is no text file."""
     try:
         return Path(file).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
@@ -124,11 +110,8 @@ def _link(files: dict[str, Path], template: str, out: Path, changed_ns: int) -> 
 
 
 def base_folder(path: str | Path) -> Path:
-    """Return the folder of the checkpoint that an adapter was trained on; any other folder itself.
-
-    Raises:
-        BadInput: as `local_folder`, or the adapter does not name its base.
-    """
+    """Return the folder of the checkpoint that an adapter was trained on; any other folder itself. Raises as
+    `local_folder` and `base_of`."""
     return local_folder(base_of(path)) if is_adapter(path) else Path(path)
 
 

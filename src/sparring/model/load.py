@@ -68,7 +68,6 @@ def load(
             if available, otherwise transformers' own, without any guarantee of bits.
         head: "tokens"; "scalar": one number per row, from a sequence classifier checkpoint with one label; "new
             scalar": the same, initialised to zero, for a language model; "own": the one that the checkpoint has.
-        gradient_checkpointing: recompute layers in the backward pass.
         packs: False leaves the packed copies of the weights of a Llama family's decoder to `refresh`.
 
     Raises:
@@ -82,9 +81,6 @@ def load(
 def without_weights(path: str | Path, *, dtype: str, numerics: str, device: str = "cpu") -> CausalModel:
     """Make the model of a checkpoint folder that lacks its weights: they are random until others are loaded. No code of
     the checkpoint is run.
-
-    Args:
-        dtype, numerics, device: as in `load`.
 
     Raises:
         BadInput: there is no config at `path`, or its model cannot run with these numerics.
@@ -143,11 +139,7 @@ def equipped(
     *,
     packs: bool = True,
 ) -> CausalModel:
-    """Build the model of a loaded module, with the adapter of an adapter folder.
-
-    Raises:
-        BadInput: the model cannot run with these numerics, or the adapter does not fit it.
-    """
+    """Build the model of a loaded module, with the adapter of an adapter folder."""
     model = build_model(
         module, base_of(path), numerics=numerics, gradient_checkpointing=gradient_checkpointing, packs=packs
     )
@@ -183,9 +175,6 @@ def build_model(
     """Replace parts of transformers' module by ours, and verify the result for models that our own tests do not cover.
     On torch's meta device nothing is verified: the model gets the parts that a verified one would have.
 
-    Args:
-        where: name of the model in refusals.
-
     Raises:
         BadInput: the model cannot run with these numerics.
     """
@@ -220,9 +209,6 @@ def build_model(
 def read_config(where: str, numerics: str, head: str) -> Any:
     """Read the transformers config of the checkpoint. All who open a checkpoint pass here, and say what head they want.
 
-    Args:
-        head: as in `load`.
-
     Raises:
         BadInput: the config is missing, or its model has another head or cannot run with these numerics.
     """
@@ -253,15 +239,8 @@ def _refuse_other_head(where: str, config: Any, head: str) -> None:
 
 
 def refuse_incomplete(where: str, missing: Iterable[str], mismatched: Iterable[tuple[str, Any, Any]]) -> None:
-    """Refuse a checkpoint that transformers would silently complete with random weights.
-
-    Args:
-        where: the checkpoint.
-        mismatched: (name, its shape, the model's shape) of each parameter that does not fit.
-
-    Raises:
-        BadInput: a parameter is missing or does not fit.
-    """
+    """Refuse a checkpoint that transformers would silently complete with random weights: BadInput if a parameter is
+    missing, or does not fit. `mismatched` has (name, its shape, the model's shape) of each that does not fit."""
     absent, do = sorted(missing), "take the whole checkpoint, or the config that belongs to it"
     if absent:
         raise refusal(

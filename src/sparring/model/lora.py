@@ -93,11 +93,8 @@ class Adapter:
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Copy every value from `state`, cast to this dtype, then `refresh()`.
-
-        Raises:
-            BadInput: names, shapes or the scale differ; nothing was copied.
-        """
+        """Copy every value from `state`, cast to this dtype, then `refresh()`. If names, shapes or the scale differ,
+        raise BadInput and copy nothing."""
         own = self.state()
         unlike = [
             n for n in own.keys() | state.keys() if n not in own or n not in state or own[n].shape != state[n].shape
@@ -119,11 +116,7 @@ class Adapter:
     def merged(
         self, state: Mapping[str, torch.Tensor], targets: Mapping[str, AdaptableWeight]
     ) -> dict[str, torch.Tensor]:
-        """Return a model's state with W replaced by W + scale * B A, computed in float64 and rounded once.
-
-        Raises:
-            BadInput: the adapter belongs to another model.
-        """
+        """Return a model's state with W replaced by W + scale * B A, computed in float64 and rounded once."""
         self.check(targets)
         merged = dict(state)
         for name, (a, b) in self.factors.items():
@@ -134,11 +127,8 @@ class Adapter:
         return merged
 
     def check(self, targets: Mapping[str, AdaptableWeight]) -> None:
-        """Check the factors against the weights of a model.
-
-        Raises:
-            BadInput: a factor belongs to a weight that the model lacks, or has another shape.
-        """
+        """Check the factors against the weights of a model. Raises BadInput if one belongs to a weight that the model
+        lacks, or has another shape."""
         for name, (a, b) in self.factors.items():
             if name not in targets:
                 raise unknown_target(name, targets)
@@ -218,11 +208,8 @@ class ExpertLoraTerm:
 
 
 class LoraTarget:
-    """Product of a model to which adapters add. It joins the linear layers `names` of sizes M.
-
-    Attributes:
-        packed: True if our kernels compute the product, and so also the adapters' products.
-    """
+    """Product of a model to which adapters add. It joins the linear layers `names` of sizes M. It is `packed` if our
+    kernels compute it, and so also the adapters' products."""
 
     def __init__(self, adapters: Adapters, names: Sequence[str], layers: Sequence[nn.Module], *, packed: bool) -> None:
         self._adapters, self.names, self.packed = adapters, names, packed
@@ -395,11 +382,8 @@ class Adapters:
         )
 
     def fit(self, adapter: Adapter) -> Adapter:
-        """Prepare an adapter for this model's products.
-
-        Raises:
-            BadInput: the adapter belongs to another model, or has factors for experts that transformers computes.
-        """
+        """Prepare an adapter for this model's products. Raises BadInput if it belongs to another model, or has factors
+        for experts that transformers computes."""
         targets = self._all_targets()
         adapter.check(targets_of(self._module))
         if alien := [name for name in adapter.factors if name not in targets]:
@@ -462,8 +446,6 @@ def fresh_state(
     Args:
         module: model with the layers; its weights are not read and may be on the meta device.
         names: names from `targeted`.
-        rank: rank of the factors, R.
-        scale: factor on B (A x).
     """
     generator = torch.Generator().manual_seed(seed)
     state = {SCALE: torch.tensor(scale, dtype=torch.float64)}

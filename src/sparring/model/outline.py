@@ -60,7 +60,6 @@ class Outline:
 
     Args:
         model: model on the meta device, with its adapter for all rows, if any.
-        gradient_checkpointing: whether its layers are recomputed in the backward pass.
     """
 
     def __init__(self, model: CausalModel, *, gradient_checkpointing: bool = False) -> None:
@@ -114,11 +113,8 @@ class Outline:
     def micro_batch(self, tokens: int, *, keeps_gradients: bool = False) -> int:
         """Return the peak memory of a micro-batch of `tokens` tokens, all of them trained: activations, the backward
         pass of one layer, logits, and the gradients that exist at once. A trainer takes each gradient as soon as
-        autograd has computed it; those of the head and the embedding wait for each other.
-
-        Args:
-            keeps_gradients: count all gradients, which the trainer takes after the backward pass.
-        """
+        autograd has computed it, or with `keeps_gradients` all after the backward pass; those of the head and the
+        embedding wait for each other."""
         tables = [one.nbytes for one in self.trained if one.shape[:1] == (self.vocab_size,)]
         logits = self._logits(min(tokens, LOGITS // self.vocab_size))
         if keeps_gradients:
@@ -189,8 +185,6 @@ def outline(
 
     Args:
         source: folder of a checkpoint; folder of an adapter, which stands for its base; or the sizes of a fresh model.
-        scalar: whether the model has a scalar head.
-        lora: settings of the adapter for all rows; None without one.
 
     Raises:
         BadInput: the config is missing, the library cannot make a model of it, or the model cannot have such an
@@ -222,14 +216,11 @@ def outline(
 
 
 def checkpoint_outline(folder: Path, head: str = "tokens") -> Outline:
-    """Return the outline of the checkpoint in `folder`, or of an adapter's base, with the defaults of `outline`.
-
-    Args:
-        head: head that the checkpoint must have, as in `load`.
+    """Return the outline of the checkpoint in `folder`, or of an adapter's base, with the defaults of `outline`; `head`
+    as in `load`.
 
     Raises:
-        BadInput: the folder has no config or no weights, transformers cannot make a model of the config, or the model
-            has another head.
+        BadInput: the folder has no weights; or as `read_config` and `outline`.
     """
     folder = base_folder(folder)
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):

@@ -21,14 +21,9 @@ def scored_part(text: Sequence[int], pad: int | None) -> Sequence[int]:
 
 
 def write_padding(folder: Path, config: dict[str, Any], rows: int) -> None:
-    """Give a new reward model a padding that no text contains, in `config` and in the files of its tokenizer: its own
-    if it is such a token, else the last one; none if there is none.
-
-    Args:
-        folder: folder with the tokenizer and the chat template.
-        config: contents of the model's config.json.
-        rows: number of rows of the embedding.
-    """
+    """Give a new reward model a padding that no text contains, in `config` (its config.json) and in the files of its
+    tokenizer in `folder`: its own if it is such a token, else the last such token that has one of the embedding's
+    `rows`; none if there is none."""
     inner = config.get("text_config") or config
     tokens = {id: token for id, token in _unwritten(folder, config, inner).items() if id < rows}
     before = inner.get("pad_token_id", config.get("pad_token_id"))

@@ -45,11 +45,8 @@ def is_adapter(path: str | Path) -> bool:
 
 
 def base_of(path: str | Path) -> str:
-    """Return the checkpoint that an adapter was trained on; for any other path, the path itself.
-
-    Raises:
-        BadInput: the adapter folder does not name its base.
-    """
+    """Return the checkpoint that an adapter was trained on; for any other path, the path itself. Raises BadInput if the
+    adapter folder does not name its base."""
     if not is_adapter(path):
         return str(path)
     base = _settings(path).get("base_model_name_or_path")
@@ -60,11 +57,8 @@ def base_of(path: str | Path) -> str:
 
 
 def read_config(path: str | Path) -> LoraConfig:
-    """Read the settings of an adapter folder.
-
-    Raises:
-        BadInput: the adapter is of another kind, or has a setting that is not supported.
-    """
+    """Read the settings of an adapter folder. Raises BadInput if the adapter is of another kind, or has a setting that
+    is not supported."""
     settings, where = _settings(path), f"{path}/{CONFIG}"
     if settings.get("peft_type") != "LORA":
         raise refusal(where, "peft_type 'LORA'", repr(settings.get("peft_type")), "train another adapter")
@@ -185,12 +179,11 @@ def _by_module(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def write(state: Mapping[str, torch.Tensor], config: LoraConfig, base: str | Path, out: str | Path) -> Path:
-    """Write an adapter folder: the two files that PEFT reads.
+    """Write an adapter folder, created if missing: the two files that PEFT reads.
 
     Args:
         state: state of a `model.lora.Adapter`.
         base: checkpoint (a folder or a hub name) that the adapter was trained on.
-        out: folder to write; created if missing.
     """
     from safetensors.torch import save_file
 

@@ -34,7 +34,6 @@ class MixerBatch(NamedTuple):
         num_shared: number of leading tokens that are computed only for the state, because another batch has them too.
         slots: [b] int64, indices of their states; None for whole sequences.
         has_state: whether earlier tokens left a state.
-        assignment: adapter of each token.
     """
 
     rows: torch.Tensor
@@ -48,7 +47,6 @@ class MixerLayout(NamedTuple):
     """Batches of all sequences of a forward.
 
     Attributes:
-        batches: groups of sequences of one length.
         order: [N] int64, index of each token in the concatenated outputs of the batches.
         states: states of the sequences; None in training.
     """
@@ -78,13 +76,8 @@ class MixerLayout(NamedTuple):
 
 
 class _SequenceRows(NamedTuple):
-    """Token indices of a sequence.
-
-    Attributes:
-        rows: [n].
-        num_shared: number of leading tokens that another sequence has too.
-        has_state: whether earlier calls computed tokens of the sequence.
-    """
+    """Token indices [n] of a sequence, of which another sequence has the first `num_shared` too; `has_state` if earlier
+    calls computed tokens of the sequence."""
 
     rows: torch.Tensor
     num_shared: int
@@ -113,14 +106,8 @@ def _paths(attention: Attention) -> tuple[list[_SequenceRows], torch.Tensor | No
 
 @torch.no_grad()
 def split(module: PreTrainedModel) -> RecurrentLayers:
-    """Make transformers' mixers compute flat tokens by a `MixerLayout`; parameters keep their names.
-
-    Args:
-        module: a Hugging Face causal LM.
-
-    Returns:
-        Its recurrent layers; empty in most models.
-    """
+    """Make transformers' mixers compute flat tokens by a `MixerLayout`; parameters keep their names. Return the
+    recurrent layers, none in most models."""
     recurrent: dict[int, Mapping[tuple[str, int], torch.Tensor]] = {}
     token = torch.zeros_like(module.get_input_embeddings().get_parameter("weight")[:1]).unsqueeze(0)
     for mixer in filter(_is_mixer, module.modules()):

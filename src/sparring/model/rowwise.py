@@ -70,8 +70,7 @@ SUMMING = frozenset(("alpha", "reduce", "accumulate"))
 
 
 def row_invariant(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Make one of our own functions run outside the mode, because the operations that it calls are row-invariant
-    already."""
+    """Make one of our own functions run outside the mode: the operations that it calls are row-invariant already."""
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Result:
@@ -86,7 +85,6 @@ class RowWise(TorchFunctionMode):
     not see code that TorchScript compiled.
 
     Attributes:
-        replaced: functions of torch that were replaced by row-invariant ones.
         unknown: functions that returned numbers and are not known to be row-invariant.
         is_proven: True if an unknown function is refused, because the self-test passed without calling it.
     """

@@ -23,15 +23,13 @@ COPIED = (".json", ".jinja", ".txt", ".model", ".py")
 
 def save(model_state: Mapping[str, torch.Tensor], source_path: str | Path, out_path: str | Path) -> Path:
     """Write weights with the config, generation config, tokenizer and chat template of `source_path`, and, for a
-    multimodal model, the weights of its vision and audio parts.
+    multimodal model, the weights of its vision and audio parts. Return the folder; the class that loaded `source_path`,
+    mostly `AutoModelForCausalLM`, loads it.
 
     Args:
         model_state: parameters by Hugging Face name, tied weights once, all of one dtype.
         source_path: folder of the original model, or hub name of a model in the local cache.
         out_path: folder to write; created if missing.
-
-    Returns:
-        The folder. It is loaded by the class that loaded `source_path`, mostly `AutoModelForCausalLM`.
     """
     source = Path(source_path)
     if not source.is_dir():

@@ -29,10 +29,6 @@ def verify_against_library(model: CausalModel, where: str, *, exact: bool) -> No
     one sequence computed in pieces over pages. Also sets `kv_heads`, `logit_scale` and `logit_cap`, which configs name
     inconsistently.
 
-    Args:
-        where: path of the model, for refusals.
-        exact: whether results must be equal to the bit.
-
     Raises:
         BadInput: the logits differ from transformers' (an unknown head or attention), sequences see each other or do
             not continue from their recurrent state, or, for exact numerics, a row's bits depend on the batch or may do

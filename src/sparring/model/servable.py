@@ -30,7 +30,6 @@ def check_servable(
     weights while loading.
 
     Args:
-        path: checkpoint folder, or an adapter's.
         small_bytes: maximum size, in bytes, of files that are loaded completely.
 
     Returns:

@@ -15,16 +15,9 @@ PART = 1 << 24
 
 
 class StagedWeights:
-    """Copy of `state` and of everything that a model derives from it. Building it does not touch the tensors that the
-    model computes with, so any thread may build it; `commit` and `undo` belong to the thread that computes.
-
-    Args:
-        model: model that will use these weights.
-        state: every parameter by name, in any dtype.
-
-    Raises:
-        WeightsError: names or shapes differ from the model's.
-    """
+    """Copy of `state`, every parameter by name in any dtype, and of everything that a model derives from it. Building
+    it does not touch the tensors that the model computes with, so any thread may build it; `commit` and `undo` belong
+    to the thread that computes."""
 
     def __init__(self, model: CausalModel, state: Mapping[str, torch.Tensor]) -> None:
         model.check(state)

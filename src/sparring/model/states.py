@@ -57,11 +57,7 @@ class MixerCache:
 
 
 class RecurrentStates:
-    """States of S sequences in all recurrent layers.
-
-    Args:
-        recurrent: recurrent layers of the model, from `split`.
-    """
+    """States of S sequences in all `recurrent` layers of a model (from `split`)."""
 
     def __init__(self, recurrent: RecurrentLayers, num_slots: int) -> None:
         self._layers = {

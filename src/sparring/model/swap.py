@@ -31,23 +31,15 @@ from sparring.model.library import text_model
 
 def swap(module: PreTrainedModel, max_positions: int, *, exact: bool) -> bool:
     """Replace linear layers, norms, activations, rotary embeddings, routers and experts in place; parameters keep their
-    names.
+    names. Return whether every submodule with arithmetic was replaced.
 
     A submodule is recognised by its function, not only by its class: it is replaced only by one of ours that gives the
     same values on random input. All others run transformers' code, within `RowWise`. On torch's meta device, which has
     no values, the first candidate is taken.
 
-    Args:
-        module: a Hugging Face causal LM.
-        max_positions: rows of the rotary table.
-        exact: whether a submodule that can never be row-invariant is refused; otherwise it stays.
-
-    Returns:
-        Whether every submodule with arithmetic was replaced.
-
     Raises:
-        BadInput: `exact`, and the rotary frequencies depend on the length of the sequence, so that no table can hold
-            them.
+        BadInput: the numerics are `exact`, and the rotary frequencies depend on the length of the sequence, so that no
+            table of `max_positions` rows can hold them. Otherwise such a submodule stays.
     """
     every = True
     computing = {module, *text_model(module).modules()}

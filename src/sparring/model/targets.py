@@ -28,7 +28,6 @@ class AdaptableWeight(NamedTuple):
     """Weight that an adapter may add to.
 
     Attributes:
-        weight: name of the parameter.
         shape: (M, K) or (E, M, K).
         transposed: whether the parameter stores the last two dimensions in the other order.
     """
@@ -76,11 +75,7 @@ def targeted(
     module: PreTrainedModel, target_modules: str | Sequence[str], target_parameters: Sequence[str] = ()
 ) -> list[str]:
     """Return the names of the linear layers and stacked expert matrices that a `LoraConfig` selects, by the rules of
-    PEFT.
-
-    Raises:
-        BadInput: an entry selects nothing.
-    """
+    PEFT. Raises BadInput if an entry selects nothing."""
     names = list(linears_of(module))
     if target_modules == "default":
         ends = {name.rpartition(".")[2] for name in names}

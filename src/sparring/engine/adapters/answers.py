@@ -12,22 +12,14 @@ from sparring.generation import Completion, Delta, GenerateRequest, Runs
 
 
 class TurnCheck:
-    """Check of one turn, piece by piece.
-
-    Args:
-        vocab_size: number of token ids of the served model.
-        where: name of the request, for messages.
-    """
+    """Check of one turn, piece by piece; `where` names the request in messages."""
 
     def __init__(self, request: GenerateRequest, vocab_size: int, where: str) -> None:
         self._request, self._vocab_size, self._where = request, vocab_size, where
         self._told: list[int] = []
 
     def check(self, piece: Delta | Completion, newest: int | None) -> None:
-        """Check the next piece.
-
-        Args:
-            newest: newest version that may have sampled a token; None for any.
+        """Check the next piece, which no version above `newest` may have sampled; None allows any.
 
         Raises:
             EngineError: its parts do not belong together, its tokens are not those of the pieces before, or weights of

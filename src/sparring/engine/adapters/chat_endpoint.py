@@ -38,7 +38,6 @@ class ChatEndpoint:
 
     Args:
         url: URL of the API, ending in `/v1`.
-        model: name of the model at the server.
         api_key: key sent as a bearer token; "" for none.
     """
 

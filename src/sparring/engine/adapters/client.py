@@ -20,11 +20,8 @@ def is_refusal(status: int) -> bool:
 
 
 class ClientCounts:
-    """Counts of a client since its start.
-
-    Attributes:
-        values: counts by name: completions, generated_tokens, cached_tokens, updates.
-    """
+    """Counts of a client since its start, in `values` by name: completions, generated_tokens, cached_tokens,
+    updates."""
 
     def __init__(self) -> None:
         self.values: dict[str, float] = defaultdict(float)
@@ -71,12 +68,7 @@ def scores_of(
 
 def read_api_key(variable: str) -> str:
     """Read a server's API key from an environment variable: keys are never written in a recipe or on a command line.
-
-    Args:
-        variable: name of the variable; "" for a server without a key.
-
-    Returns:
-        The key; "" without a variable.
+    Without a variable ("") the key is "".
 
     Raises:
         BadInput: the variable is not set, is empty, or has characters outside ASCII.
@@ -90,12 +82,8 @@ def read_api_key(variable: str) -> str:
 
 
 def authorization(api_key: str) -> dict[str, str]:
-    """Return the headers with a server's key: as a bearer token, or as is if the key is a user and a password
-    (`Basic dXNlcjpwYXNzd29yZA==`).
-
-    Args:
-        api_key: key from `read_api_key`.
-    """
+    """Return the headers with a server's key from `read_api_key`: as a bearer token, or as is if the key is a user and
+    a password (`Basic dXNlcjpwYXNzd29yZA==`)."""
     if not api_key:
         return {}
     return {"authorization": api_key if api_key.startswith("Basic ") else f"Bearer {api_key}"}

@@ -39,8 +39,6 @@ class Connections:
 
     Args:
         url: `http://host:port/path`, `https://...`, or `unix:path` for a socket.
-        headers: headers of every request.
-        connect_s: maximum seconds to connect.
         tls: certificates to trust, for `https`.
     """
 
@@ -59,13 +57,11 @@ class Connections:
         self._closed = False
 
     async def post(self, path: str, body: bytes) -> HttpAnswer:
-        """Send a request and return its answer when the head has come. A cancelled request closes its connection.
+        """Send a request to `path` behind the server's URL, and return its answer when the head has come. A cancelled
+        request closes its connection.
 
         A server may close a kept connection just as a request leaves. Then not a byte of an answer comes, and the
         request is sent again on a new connection.
-
-        Args:
-            path: path behind the server's URL.
 
         Raises:
             ConnectError: the server cannot be reached.
@@ -128,12 +124,7 @@ class Connections:
 
 
 class HttpAnswer:
-    """Answer to one request, of which the head has come.
-
-    Attributes:
-        status: HTTP status.
-        headers: headers by their names in lower case.
-    """
+    """Answer to one request, of which the head has come; names of headers are in lower case."""
 
     def __init__(self, connection: _Connection, status: int, headers: Mapping[str, str]) -> None:
         self._connection: _Connection | None = connection
@@ -189,7 +180,7 @@ class _Connection(asyncio.Protocol):
         self._begin()
 
     def _begin(self) -> None:
-        """Forget the answer before."""
+        """Reset the state of the previous answer."""
         self._status, self._headers = 0, dict[str, str]()
         self._head_bytes, self._paused = 0, False
         self._unread: list[bytes] = []
@@ -211,12 +202,7 @@ class _Connection(asyncio.Protocol):
         return HttpAnswer(self, self._status, self._headers)
 
     async def news(self) -> None:
-        """Wait until more of the answer has come.
-
-        Raises:
-            OSError: the connection is closed.
-            ValueError: the answer is not HTTP.
-        """
+        """Wait until more of the answer has come. Raises as `HttpAnswer.pieces`."""
         if self._lost is not None:
             raise self._lost
         self._waiter = self._loop.create_future()
@@ -281,7 +267,7 @@ class _Connection(asyncio.Protocol):
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the answer, whose end may be that of the connection."""
+        """End the answer. One without a length ends with its connection."""
         if self._headed and not self.complete and exc is None and self._ends_with_connection():
             self.complete, self._reusable = True, False
         self._lost = self._lost or exc or ConnectionResetError("the server closed the connection")
@@ -310,7 +296,7 @@ class _Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def on_message_begin(self) -> None:
-        """Refuse an answer behind the answer, whose connection is of no more use."""
+        """Refuse a second answer to one request; its connection is not used again."""
         if self.complete:
             raise ValueError("expected one answer, got two")
 

@@ -179,7 +179,6 @@ class OpenAiEngine:
         raise EngineError("sleep: expected an engine that can sleep, got an OpenAI-compatible server; leave it awake")
 
     async def wake(self, ref: WeightRef) -> None:
-        """Refuse, as `pull` does."""
         await self.pull(ref)
 
     async def close(self) -> None:
@@ -205,11 +204,7 @@ class OpenAiEngine:
 
     def _probe(self, client: httpx.Client) -> bool:
         """Return True if the server's log-probabilities are of the sampling distribution, False if they are of logits
-        not yet divided by the temperature.
-
-        Raises:
-            BadInput: the server does not take or return token ids.
-        """
+        not yet divided by the temperature. Raises BadInput if the server does not take or return token ids."""
         where, likeliest = f"engine at {self._url}", []
         expected, do = "completions for prompts of token ids", "use a server that takes them, such as vLLM"
         for temperature in (1.0, 0.5):
@@ -228,11 +223,7 @@ class OpenAiEngine:
         return abs(likeliest[0] - likeliest[1]) > SAME
 
     def _body(self, request: GenerateRequest) -> dict[str, Any]:
-        """Write a request in the server's format.
-
-        Raises:
-            RequestRefused: the server cannot serve it.
-        """
+        """Write a request in the server's format. Raises RequestRefused if the server cannot serve it."""
         sampling, problem = request.sampling, None
         truncates = sampling.temperature > 0 and (sampling.top_p < 1 or sampling.top_k or sampling.min_p)
         changed = sampling.temperature not in RAW_AT or truncates or sampling.logit_bias or sampling.min_tokens

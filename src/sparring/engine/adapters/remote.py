@@ -32,19 +32,14 @@ Join = Callable[["RemoteEngine"], None]
 
 class RemoteEngine(RemoteClient):
     """Client of `sparring serve` for the run whose weights it serves: this client sends them. Implements `Engine`.
+    The other arguments, and the errors, are those of `RemoteClient`.
 
     Args:
-        url: `http://host:port`, or `unix:path` for a socket.
-        name: name of the model in the run; updates of other models are refused.
-        api_key: key sent as a bearer token; "" for none.
         links: links of the run, which its engines share; None: links of this engine alone. Their owner closes them.
         timeout_s: `engine.update.timeout_s`, the time limit of an update in seconds.
         join: function that is called with this engine when a new process answers in the place of the server; None: it
             cannot be served again before the next run.
         awaited: whether the server may come later; `join` then makes it an engine of the run.
-
-    Raises:
-        BadInput: no server answers at `url`, or it needs another key.
     """
 
     def __init__(
@@ -70,22 +65,14 @@ class RemoteEngine(RemoteClient):
         return self.served.kind == "native"
 
     def choose_link(self) -> str:
-        """Choose the link over which weights travel to this server, and return it in words. Blocks.
-
-        Raises:
-            BadInput: the server cannot read the folder `engine.shared_folder`.
-            WeightsError: the server can use no link, or did not answer in time.
-            EngineError: the server did not answer.
-        """
+        """Choose the link over which weights travel to this server, and return it in words. Blocks. Raises as `begin`,
+        and WeightsError if the server can use no link."""
         self._link = self._links.choose(self._sender(), f"engine at {self.url}")
         return self._link.about
 
     def send_files(self, folder: Path, dtype: str, numerics: str) -> tuple[str, ...]:
-        """Make a server that was started without a model open that of a checkpoint folder, unless it has it. Its
-        weights are still to come. Blocks.
-
-        Args:
-            dtype, numerics: those of the run's model.
+        """Make a server that was started without a model open that of a checkpoint folder, in the dtype and numerics of
+        the run's model, unless it has it. Its weights are still to come. Blocks.
 
         Returns:
             Names of the files that were sent; none if the server has the model.
@@ -109,10 +96,8 @@ class RemoteEngine(RemoteClient):
         return tuple(found)
 
     def begin(self, state: Mapping[str, torch.Tensor], adapter: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Send weights that count as version 0 from now on, whatever number the server gives them. Blocks.
-
-        Args:
-            adapter: weights of the adapter that the run trains, if any.
+        """Send weights that count as version 0 from now on, whatever number the server gives them, and those of the
+        adapter that the run trains, if any. Blocks.
 
         Raises:
             BadInput: the server cannot read the folder `engine.shared_folder`.
@@ -144,12 +129,8 @@ class RemoteEngine(RemoteClient):
 
     async def _take(self, ref: WeightRef, verb: str) -> None:
         """Send other weights over a link that the server can use, and wait until it has verified and acknowledged them.
-
-        Raises:
-            WeightsError: the update was refused, and the engine keeps serving the old version; or it was not
-                acknowledged in time, and the engine's version is unknown until it answers again.
-            EngineError: the server did not answer; its version is unknown.
-        """
+        Raises WeightsError if it refused them, and serves the old ones, or did not acknowledge them in time: then its
+        version is unknown until it answers again."""
         check_model(ref, self._name)
         adapter = self.served.model if ref.adapter == self._name else ref.adapter
         sent = replace(ref, model=self.served.model, version=ref.version + self._base, adapter=adapter)
@@ -184,11 +165,7 @@ class RemoteEngine(RemoteClient):
             raise EngineError(str(error)) from error
 
     def _check_served(self, version: int, base: int) -> None:
-        """Check that an acknowledged version is the served one.
-
-        Raises:
-            WeightsError: it is not.
-        """
+        """Check that an acknowledged version is the served one. Raises WeightsError if it is not."""
         if (self._version, self._base) != (version, base):
             got = f"{self._version} of one that began at {self._base}; use one server per run"
             expected = f"version {version} of a run that began at {base}, as acknowledged"

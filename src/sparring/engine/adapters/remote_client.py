@@ -47,7 +47,6 @@ class RemoteClient:
         awaited: whether the server may come later. What it serves is then asked by `ask`.
 
     Attributes:
-        url: the address.
         node: name of the server's machine; "" before it has answered.
 
     Raises:
@@ -70,21 +69,13 @@ class RemoteClient:
 
     @property
     def served(self) -> wire.ServedModel:
-        """Description of the server by its last answer to `ask`.
-
-        Raises:
-            EngineError: it has never answered.
-        """
+        """Description of the server by its last answer to `ask`. Raises EngineError if it has never answered."""
         if self._served is None:
             raise EngineError(f"{self.place}: expected a server, got no answer yet; start it")
         return self._served
 
     def ask(self) -> wire.ServedModel:
-        """Ask the server what it serves. Blocks.
-
-        Raises:
-            BadInput: no server answers, or it needs another key.
-        """
+        """Ask the server what it serves. Blocks. Raises BadInput as the constructor does."""
         self._served = self._ask_what_is_served()
         self.node = self._served.node
         return self._served
@@ -108,9 +99,7 @@ class RemoteClient:
         """Check that the server computes like the run's model and has the limits of `[engine]`.
 
         Args:
-            dtype: dtype of the model.
             numerics: "fast", or the exact path of the training process, from `ops.path_name`.
-            config: section `[engine]`.
 
         Raises:
             BadInput: the server's engine is of another kind, computes differently, or has a smaller context.
@@ -162,27 +151,15 @@ class RemoteClient:
         await self._post("release", wire.ReleaseForm(conversation=conversation))
 
     async def drop(self, adapter: str) -> None:
-        """Make the server serve no new request with this adapter.
-
-        Raises:
-            EngineError: no adapter with this name is loaded, or the server did not answer.
-        """
+        """Make the server serve no new request with this adapter."""
         await self._post("drop", wire.DropForm(adapter=self.served.model if adapter == self._name else adapter))
 
     async def sleep(self) -> None:
-        """Give the memory of the server's weights and cache back. Requests wait until the run wakes it.
-
-        Raises:
-            EngineError: its engine cannot sleep, or the server did not answer.
-        """
         await self._post("sleep", wire.SleepForm())
 
     async def ping(self) -> bool:
-        """Return whether the server is the same process as before.
-
-        Raises:
-            EngineError: it is not there, or its engine is broken.
-        """
+        """Return whether the server is the same process as before. Raises EngineError if it is not there, or its engine
+        is broken."""
         where = f"{self.place}: ping"
         with boundary(EngineError, where):
             with await self._connections.get("/health") as answer:
@@ -283,11 +260,7 @@ class RemoteClient:
 
     def _check(self, status: int, body: bytes, headers: Mapping[str, str], where: str, *, adopts: bool = False) -> None:
         """Check that a response is no error, that the server is still the same process, and that it used weights of
-        this client.
-
-        Raises:
-            EngineError: the server's error; or the server was restarted, or another client sent weights.
-        """
+        this client. Raises EngineError otherwise, or the server's error."""
         instance = headers.get(wire.INSTANCE, "")
         if status != 200:
             error = _error(status, body, where)
@@ -314,11 +287,7 @@ class RemoteClient:
 
 
 def check_distinct(clients: Sequence[RemoteClient]) -> None:
-    """Check that clients have servers of their own.
-
-    Raises:
-        BadInput: two addresses are of one server.
-    """
+    """Check that clients have servers of their own. Raises BadInput if two addresses are of one server."""
     places: dict[str, str] = {}
     for client in clients:
         other = places.setdefault(client.served.instance, client.place)

@@ -62,7 +62,6 @@ class VllmEngine:
 
     Args:
         server: started server, closed with this engine.
-        config: section `[engine]`.
         name: name of the model in the run; updates of other models are refused.
         version: version of the weights in the server's folder.
         keep_server: whether `close` leaves the server running.
@@ -103,11 +102,7 @@ class VllmEngine:
         return dict(self._counts.values)
 
     def describe(self, instance: str) -> ServedModel:
-        """Describe the engine for clients of a server.
-
-        Args:
-            instance: random name of this start of the server.
-        """
+        """Describe the engine for clients of a server; `instance` is a random name of this start of the server."""
         most, shapes = self.server.max_positions, self.weights.shapes
         return ServedModel(
             model=self._name,
@@ -124,11 +119,8 @@ class VllmEngine:
         )
 
     async def check(self) -> None:
-        """Check that vLLM answers.
-
-        Raises:
-            EngineError: it has ended or stands still, or this engine is closed or broken.
-        """
+        """Check that vLLM answers. Raises EngineError if it has ended or stands still, or this engine is closed or
+        broken."""
         self._check_open()
         await self._watch.check(updating=not self.weights.available.is_set())
 
@@ -196,19 +188,11 @@ class VllmEngine:
         """Do nothing: vLLM evicts the least recently used blocks itself."""
 
     async def drop(self, adapter: str) -> None:
-        """Refuse: vLLM serves no adapters here.
-
-        Raises:
-            RequestRefused: always.
-        """
+        """Refuse, with RequestRefused: vLLM serves no adapters here."""
         raise RequestRefused(f"adapter {adapter}: expected an engine with adapters, got vLLM; use a native one")
 
     async def sleep(self) -> None:
-        """Refuse: vLLM's own sleep needs a GPU.
-
-        Raises:
-            RequestRefused: always.
-        """
+        """Refuse, with RequestRefused: vLLM's own sleep needs a GPU."""
         raise RequestRefused("sleep: expected an engine that can sleep, got vLLM; use a native one, or leave it awake")
 
     async def wake(self, ref: WeightRef) -> None:
@@ -224,8 +208,6 @@ class VllmEngine:
         stop an update that has begun.
 
         Raises:
-            WeightsError: the update failed its verification or is late; the old weights were loaded again and are
-                served.
             EngineError: the engine is closed, or the old weights could not be restored.
         """
         check_model(ref, self._name)
@@ -250,12 +232,8 @@ class VllmEngine:
     # requests
 
     def _check(self, request: GenerateRequest) -> int:
-        """Return the number of tokens that a request may sample. Checked here because a token outside the vocabulary
-        would end vLLM's engine, not the request.
-
-        Raises:
-            RequestRefused: the request can never be served.
-        """
+        """Return the number of tokens that a request may sample. Raises RequestRefused if it can never be served: a
+        token outside the vocabulary would end vLLM's engine, not the request."""
         vocab_size, most = self.server.vocab_size, self.server.max_positions
         max_new = check_request(request, EngineLimits(vocab_size, most, most))
         if problem := problem_for_vllm(request, vocab_size):

@@ -45,11 +45,7 @@ class VllmClient:
         return answer.json() if answer.content else None
 
     async def events(self, address: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the pieces of a streamed answer.
-
-        Raises:
-            EngineError: as for `post`.
-        """
+        """Yield the pieces of a streamed answer. Raises as `post`."""
         streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
         try:
             async with self._http().stream("POST", address, json=streamed) as answer:
@@ -84,11 +80,7 @@ class VllmClient:
 
 class StepWatch:
     """Watch of vLLM's engine, a process that answers a question between two steps. A step may compile, so an answer may
-    take long.
-
-    Args:
-        patience_s: seconds that an answer may take.
-    """
+    take long: up to `patience_s`, in seconds."""
 
     def __init__(self, client: VllmClient, patience_s: float) -> None:
         self._client, self._patience_s = client, patience_s
@@ -96,10 +88,8 @@ class StepWatch:
         self._asked_s = 0.0
 
     async def check(self, *, updating: bool) -> None:
-        """Ask the engine, unless it owes an answer, and wait a moment for it.
-
-        Args:
-            updating: whether the weights are being updated, which may take longer than a step.
+        """Ask the engine, unless it owes an answer, and wait a moment for it. While the weights are `updating` an
+        answer may take longer than a step.
 
         Raises:
             EngineError: vLLM has ended or failed, or has owed an answer for too long.

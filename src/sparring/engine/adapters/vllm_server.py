@@ -37,7 +37,6 @@ class VllmServer:
 
     Args:
         path: Hugging Face checkpoint folder.
-        config: section `[engine]`.
         threads: CPU threads of its worker.
 
     Raises:
@@ -85,11 +84,7 @@ class VllmServer:
         return httpx.AsyncHTTPTransport(uds=str(self.socket), limits=limits)
 
     def ask(self, method: str, address: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Send one blocking request; used while the server starts.
-
-        Raises:
-            EngineError: the request failed.
-        """
+        """Send one blocking request; used while the server starts. Raises EngineError if the request failed."""
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.socket)), base_url="http://vllm") as client:
             answer = client.request(method, address, json=body)
         if answer.status_code != httpx.codes.OK:

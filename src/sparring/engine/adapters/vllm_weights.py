@@ -30,12 +30,10 @@ class VllmWeights:
     """Weights that a vLLM server serves: an update pauses it, loads, verifies and commits them, and resumes.
 
     Args:
-        config: section `[engine]`.
         engine: name of the engine, for messages.
         version: version of the weights in the server's folder.
 
     Attributes:
-        version: version of the served weights.
         shapes: shape of each tensor of the checkpoint.
         available: set while requests may be sent, cleared during an update.
         broken: error for all requests after an update failed and the old weights could not be restored; "" otherwise.
@@ -88,11 +86,8 @@ class VllmWeights:
                     self.available.set()
 
     async def verify(self, probe: Probe, about: str) -> None:
-        """Compare a probe with log-probabilities under vLLM's present weights; works while vLLM is paused.
-
-        Raises:
-            WeightsError: they differ from the publisher's.
-        """
+        """Compare a probe with log-probabilities under vLLM's present weights; works while vLLM is paused. Raises
+        WeightsError if they differ from the publisher's."""
         tokens, expected = probe
         try:
             async with asyncio.timeout(self._config.update.timeout_s):

@@ -52,12 +52,8 @@ def problem_for_vllm(request: GenerateRequest, vocab_size: int) -> str | None:
 def generate_body(
     request: GenerateRequest, name: str, max_new: int, *, vocab_size: int, version: int
 ) -> dict[str, Any]:
-    """Write a request for one turn.
-
-    Args:
-        name: unique id.
-        version: version served now; only requests with the same version find each other's prefixes (law 4).
-    """
+    """Write a request for one turn, with the unique id `name`. Only requests with the same `version`, the one served
+    now, find each other's prefixes (law 4)."""
     sampling = request.sampling
     # one more: vLLM also lists the sampled token
     named = min(sampling.top_logprobs + 1, vocab_size) if sampling.top_logprobs else 0

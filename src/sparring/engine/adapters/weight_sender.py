@@ -46,7 +46,6 @@ class _UnixConnection(http.client.HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
-        """Connect to the socket."""
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
@@ -57,7 +56,6 @@ class WeightSender:
 
     Args:
         url: `http://host:port`, or `unix:path` for a socket.
-        headers: headers of every request.
         timeout_s: `engine.update.timeout_s`. All requests together have `GRACE_S` more; a later answer is a
             WeightsError.
     """
@@ -142,11 +140,7 @@ class WeightSender:
             yield piece
 
     def _left(self) -> float:
-        """Return the seconds that are left.
-
-        Raises:
-            WeightsError: none are.
-        """
+        """Return the seconds that are left. Raises WeightsError if none are."""
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise late(f"engine at {self._url}: weights", self._timeout_s)

@@ -13,7 +13,6 @@ class Allocation(NamedTuple):
     """Pages of an admitted request.
 
     Attributes:
-        pages: pages for all of its tokens.
         num_cached: number of tokens whose keys and values the pages already hold.
         num_parked: number of cached tokens that its own conversation had parked.
         num_restored: number of cached tokens that are copied back from host memory.
@@ -50,11 +49,7 @@ class KvCounts:
 
 
 class LostTokens:
-    """Tokens that were recomputed because their keys and values had been evicted.
-
-    Attributes:
-        count: number of such tokens since the start.
-    """
+    """Tokens that were recomputed because their keys and values had been evicted; `count` since the start."""
 
     def __init__(self) -> None:
         self.count = 0

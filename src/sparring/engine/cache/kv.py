@@ -57,8 +57,7 @@ class ParkedConversations:
         return next(item for item in self._idle.items() if any(map(self.pool.is_idle, reversed(item[1].pages))))
 
     def release(self, conversation: str) -> None:
-        """Remove a conversation; unknown ones are ignored. Its last pages are freed first, because the beginning of a
-        text is more likely to be needed again than its end."""
+        """Remove a conversation; unknown ones are ignored. Its last pages are freed first, as in `KvCache.drop`."""
         parked = self._idle.pop(conversation, None)
         for page in reversed(parked.pages if parked is not None else ()):
             self.pool.drop(page, idle=True)
@@ -88,7 +87,6 @@ class KvCache:
     """Page pool and parked conversations.
 
     Args:
-        page_size: tokens per page.
         share_prefixes: whether full pages are found by their contents.
         host_pages: pages in host memory for evicted conversations.
         idle_pages: maximum number of pages held only by parked conversations; None for all.

@@ -16,25 +16,16 @@ from sparring.engine.served import Weights
 
 
 class PagedMemory:
-    """Memory of a model whose layers all attend: pages alone, and no state to copy or to wait for.
-
-    Attributes:
-        sharing: requests that wait for a common prefix, which another request computes.
-    """
+    """Memory of a model whose layers all attend: pages alone, and no state to copy or to wait for. Requests in
+    `sharing` wait for a common prefix, which another request computes."""
 
     def __init__(self, cache: KvCache) -> None:
         self.cache = cache
         self.sharing: NoSharing | PrefillSharing = NoSharing()
 
     def allocate(self, sequence: Sequence, spare: int) -> Allocation | None:
-        """Allocate memory for all tokens of a request, and reuse what is cached of them.
-
-        Args:
-            spare: number of pages that running requests are about to need.
-
-        Returns:
-            The pages, and how many tokens they hold; None if there is no room.
-        """
+        """Allocate memory for all tokens of a request, and reuse what is cached of them. Return None if fewer than
+        `spare` pages, which running requests are about to need, would be left."""
         return _pages_for(self.cache, sequence, sequence.reusable, spare)
 
     def park(self, sequence: Sequence, conversation: str) -> None:

@@ -31,11 +31,7 @@ class PagePool:
         return len(self._free)
 
     def take(self) -> int:
-        """Take a free page with one live reference. The caller checks `num_free` first.
-
-        Raises:
-            KeyError: no page is free.
-        """
+        """Take a free page with one live reference. Raises KeyError if none is free: see `num_free`."""
         page, _ = self._free.popitem(last=False)
         self.forget(page)
         self.references[page] = 1

@@ -71,11 +71,8 @@ class PrefillSharing:
         self._arrived.append(sequence)
 
     def begin_step(self, waiting: Several[Sequence]) -> None:
-        """Copy the states of requests that have reached their split point, and choose new split points.
-
-        Args:
-            waiting: all waiting requests, next to be admitted first.
-        """
+        """Copy the states of requests that have reached their split point, and choose new split points. `waiting` has
+        all waiting requests, next to be admitted first."""
         self._waiting, self._leaders, self._leader_ends = waiting, {}, set()
         prefilling, self._prefilling = self._prefilling, []
         for sequence, seen in prefilling:

@@ -45,12 +45,8 @@ class ParkedState(NamedTuple):
 
 class StateSlots:
     """Pool of slots. Each is free, owned by one sequence, or parked for a conversation or a prefix; if no slot is free,
-    the least recently used parked one is evicted.
-
-    Args:
-        on_evict: called with the conversation, or the key of the prefix, whose state was evicted: its pages can no
-            longer be resumed from.
-    """
+    the least recently used parked one is evicted. `on_evict` is then called with the conversation, or the key of the
+    prefix, whose pages can no longer be resumed from."""
 
     def __init__(self, num_slots: int, on_evict: Callable[[str | bytes], object]) -> None:
         self._free, self._on_evict = list(range(num_slots)), on_evict
@@ -63,11 +59,8 @@ class StateSlots:
         return bool(self._free or self._parked)
 
     def take(self) -> int | None:
-        """Take a slot with arbitrary contents; evict a parked state if none is free.
-
-        Returns:
-            The slot; None if running sequences own all slots.
-        """
+        """Take a slot with arbitrary contents; evict a parked state if none is free. None if running sequences own all
+        slots."""
         if not self._free and self._parked:
             owner, parked = self._parked.popitem(last=False)
             self.drop(parked.slot)
@@ -103,10 +96,8 @@ class StateSlots:
         return 0 if parked is None else parked.prefix.num_tokens
 
     def resume(self, owner: str | Prefix, cached: Prefix) -> int | None:
-        """Take over the state of a parked conversation, or a copy of the state of a cached prefix.
-
-        Args:
-            cached: the tokens whose pages were found for the request.
+        """Take over the state of a parked conversation, or a copy of the state of a cached prefix, for a request for
+        which the pages of the tokens `cached` were found.
 
         Returns:
             The slot; None if the state summarises other tokens than `cached` or belongs to other weights. The state of

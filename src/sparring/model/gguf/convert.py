@@ -38,11 +38,8 @@ EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 
 
 def convert(file: Path, other: Path | None, out: Path) -> None:
-    """Write the checkpoint folder of a GGUF file.
-
-    Args:
-        other: tokenizer.json that replaces the file's tokenizer; None for the file's own.
-        out: an empty folder.
+    """Write the checkpoint folder of a GGUF file into `out`, an empty folder. A tokenizer.json `other`, if given,
+    replaces the file's tokenizer.
 
     Raises:
         BadInput: the file is no GGUF file, is truncated, split or of another byte order; its architecture, weight type
@@ -120,11 +117,8 @@ def _settings(reader: gguf.GGUFReader) -> bytes:
 
 
 def _weights(file: Path, reader: gguf.GGUFReader, module: transformers.PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return the float32 weights of `module`, tied ones once.
-
-    Raises:
-        BadInput: a tensor of the file has no place in the module, or a weight of the module is not in the file.
-    """
+    """Return the float32 weights of `module`, tied ones once. Raises BadInput if a tensor of the file has no place in
+    the module, or a weight of the module is not in the file."""
     where, arch = str(file), reader.fields["general.architecture"].contents()
     kind: Callable[..., library.TensorProcessor] = library.TENSOR_PROCESSORS.get(arch, library.TensorProcessor)
     processor = kind(config=module.config.to_dict())

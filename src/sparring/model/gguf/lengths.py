@@ -20,12 +20,8 @@ LONGEST_ARRAY = 1 << 23
 
 
 def check_head(file: Path) -> None:
-    """Refuse a file whose head declares an impossible length, count or type.
-
-    Raises:
-        BadInput: the head is invalid; the message gives the position in bytes.
-        OSError: the file cannot be read.
-    """
+    """Refuse a file whose head declares an impossible length, count or type: BadInput, with the position in bytes.
+    Raises OSError if the file cannot be read."""
     with file.open("rb") as stream:
         _Walk(stream, file.stat().st_size, str(file)).head()
 

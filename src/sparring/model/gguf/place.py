@@ -24,11 +24,7 @@ FORM = 3
 
 def gguf_file(path: Path) -> Path | None:
     """Return the GGUF file at `path`: the file itself, or the only one of a folder without config.json. None without
-    one.
-
-    Raises:
-        BadInput: the folder holds several files, or a part of a model.
-    """
+    one. Raises BadInput if the folder holds several files, or a part of a model."""
     files = [path] if path.suffix.lower() == SUFFIX and path.is_file() else []
     if path.is_dir() and not (path / "config.json").is_file():
         files = sorted(file for file in path.iterdir() if file.suffix.lower() == SUFFIX and file.is_file())
@@ -67,12 +63,9 @@ def converted(file: Path) -> Path:
 def write(file: Path, folder: Path, seen: os.stat_result | None = None) -> None:
     """Convert a GGUF file into `folder`. The folder appears complete or not at all, even with concurrent writers.
 
-    Args:
-        seen: size and time of the file at its first inspection; None takes the present ones.
-
     Raises:
-        BadInput: as `convert`; or the file changed since `seen`, the package `gguf` is not installed, or the disk
-            cannot be written.
+        BadInput: as `convert`; or size or time of the file are no longer those in `seen` (None: those at the call), the
+            package `gguf` is not installed, or the disk cannot be written.
     """
     seen = seen or file.stat()
     if find_spec("gguf") is None:

@@ -46,8 +46,6 @@ def complete(
         config: config of transformers, changed in place.
         arch: the file's `general.architecture`.
         fields: all settings of the file by name.
-        divisors: the file's `FREQUENCIES`, or None.
-        where: name of the file in refusals.
 
     Raises:
         BadInput: a setting is unknown, or its value is not supported.

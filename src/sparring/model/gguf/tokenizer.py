@@ -42,15 +42,8 @@ DO = "put the model's tokenizer.json beside the file"
 
 
 def check_tokenizer(file: Path, fields: Mapping[str, Any], rows: int | None, other: Path | None) -> None:
-    """Refuse a file without a tokenizer in its head or next to it, or with one that does not fit its model.
-
-    Args:
-        rows: number of rows of the embedding.
-        other: tokenizer.json that replaces the file's tokenizer.
-
-    Raises:
-        BadInput: the tokenizer is missing or does not fit.
-    """
+    """Refuse, with BadInput, a file without a tokenizer in its head or next to it (`other`, a tokenizer.json that
+    replaces the file's), or with one that does not fit a model of `rows` rows of embedding."""
     tokens = fields.get("tokenizer.ggml.tokens")
     if tokens is None:
         if other is None:
@@ -82,10 +75,7 @@ def check_tokenizer(file: Path, fields: Mapping[str, Any], rows: int | None, oth
 def write_tokenizer(file: Path, fields: Mapping[str, Any], other: Path | None, out: Path, kind: str) -> None:
     """Write tokenizer.json, tokenizer_config.json, the chat template and generation_config.json of a GGUF file into
     `out`. The tokenizer.json `other` takes the place of the file's tokenizer; `kind` is the library's `model_type`.
-
-    Raises:
-        BadInput: the file's tokenizer or its pre-tokenizer is unknown.
-    """
+    Raises BadInput if the file's tokenizer or its pre-tokenizer is unknown."""
     if "tokenizer.ggml.tokens" in fields:
         with boundary(BadInput, str(file), "a tokenizer that the library reads", "put its tokenizer.json beside it"):
             _library_s(file, kind).save_pretrained(out)

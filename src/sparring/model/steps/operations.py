@@ -26,7 +26,6 @@ class OperationStep:
         self._model, self._pages, self._slots, self._states = model, pages, slots, states
 
     def __call__(self, rows: StepRows) -> SampledTokens:
-        """Compute one step of the rows."""
         return self.sample(rows, self.hidden(rows))
 
     def hidden(self, rows: StepRows) -> torch.Tensor:
@@ -50,7 +49,6 @@ class OperationStep:
             return self._model.hidden(tokens, positions, paged)
 
     def _on_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Move a tensor to the model's device. The inputs of a step are small and made on the CPU."""
         return tensor.to(self._model.device)
 
     def sample(self, rows: StepRows, hidden: torch.Tensor) -> SampledTokens:

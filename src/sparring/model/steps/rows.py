@@ -166,7 +166,6 @@ class SampledTokens(NamedTuple):
     """Tokens and log-probabilities of the sequences that sample: [M] lists with one entry per step.
 
     Attributes:
-        logprobs: their log-probabilities.
         kept: ids that each token was drawn from, empty without truncation (see `types.KeptSets`); None if no draw was
             truncated.
         tops: most likely tokens of each draw, empty if not requested; None if no sequence requested them.
