@@ -36,8 +36,6 @@ class Generation:
     """One sampled reply.
 
     Attributes:
-        message: parsed reply: text, reasoning, tool calls.
-        prompt_tokens: token ids of the prompt.
         completion: sampled ids, their log-probabilities, and why sampling ended.
     """
 
@@ -157,9 +155,6 @@ class CheckpointEngine:
             port: port to listen on; 0 takes a free one.
             api_key: key that clients must send; empty accepts every client.
             ready: called with the address when requests are answered.
-
-        Raises:
-            BadInput: the address is taken.
         """
         from sparring.launch.serve import ServeConfig, serve_engine
 
@@ -214,11 +209,7 @@ class CheckpointEngine:
 
 
 async def _gather(engine: NativeEngine, requests: Sequence[GenerateRequest]) -> list[Completion]:
-    """Return the completions in the order of the requests.
-
-    Raises:
-        EngineError: a request failed; the others are cancelled.
-    """
+    """Return the completions in the order of the requests. If one fails, cancel the others."""
     running = [asyncio.ensure_future(engine.generate(request)) for request in requests]
     try:
         return list(await asyncio.gather(*running))

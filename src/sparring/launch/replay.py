@@ -38,7 +38,6 @@ class Steps:
     """Steps of a live stage that are replayed.
 
     Attributes:
-        stage: name of the stage.
         start: step of the checkpoint that training starts from; 0 is the stage's input.
         first: first step whose rollouts are sampled again.
         last: last step that is sampled again and trained.
@@ -54,12 +53,7 @@ class Steps:
 
 @dataclass(kw_only=True, slots=True)
 class ReplayResult:
-    """Result of a replay.
-
-    Attributes:
-        identical: whether every bit equals the record.
-        lines: report for the user.
-    """
+    """Result of a replay: whether every bit equals the record, and a report for the user."""
 
     identical: bool = True
     lines: list[str] = field(default_factory=list)
@@ -77,7 +71,6 @@ def replay_run(
     every step are compared with the record.
 
     Args:
-        folder: folder of the run, which is not changed.
         stage: name of a live stage; None replays each one that has published weights.
         steps: first and last step; None is the first or last of the stage.
         sampling: whether the turns are sampled again. If not, the steps are trained again from the recorded turns.
@@ -105,11 +98,6 @@ def replay_rollout(folder: Path, rollout_id: str, threads: int | None = None) ->
     """Replay one recorded rollout under the weights that sampled it. They are the stage's input for version 0, and the
     version's checkpoint otherwise. If several versions sampled the rollout, or if the checkpoint is gone, the steps
     that made the weights are trained again.
-
-    Args:
-        folder: folder of the run.
-        rollout_id: id of the rollout, as in the report.
-        threads: number of CPU threads instead of `[run] threads`.
 
     Raises:
         BadInput: the run or rollout does not exist, or its weights can neither be read nor trained again.
@@ -152,11 +140,7 @@ async def _replay_alone(
 
 
 def _recipe(folder: Path, threads: int | None) -> RunConfig:
-    """Return the recipe of a run whose turns can be sampled again, with an engine in this process.
-
-    Raises:
-        BadInput: the folder has no run, or its engine does not sample the same tokens again.
-    """
+    """Return the recipe of a run whose turns can be sampled again, with an engine in this process."""
     open_record(folder).close()
     config = load_recorded(folder / CONFIG, runs_rules=True)
     if not config.engine.exact:
@@ -175,11 +159,7 @@ def _steps(
     steps: tuple[int | None, int | None],
     sampling: bool,
 ) -> Steps:
-    """Return the steps of a stage to replay.
-
-    Raises:
-        BadInput: the stage has not recorded them.
-    """
+    """Return the steps of a stage to replay."""
     published = _check_published(store, folder, stage, "steps whose weights were published", 1)
     first, last = 1 if steps[0] is None else steps[0], published if steps[1] is None else steps[1]
     if not 1 <= first <= last <= published:
@@ -191,11 +171,7 @@ def _steps(
 
 
 def _check_published(store: SqliteStore, folder: Path, stage: str, expected: str, least: int) -> int:
-    """Return the last step of a stage whose weights were published.
-
-    Raises:
-        BadInput: the step is before `least`.
-    """
+    """Return the last step of a stage whose weights were published; refuse one before `least`."""
     published = GroupLog(store, stage).last_published(0)
     if stage not in ONLINE_STAGES or published < least:
         offline = f"{stage}, which trains nothing that it samples"
@@ -205,11 +181,8 @@ def _check_published(store: SqliteStore, folder: Path, stage: str, expected: str
 
 
 def _steps_to(store: SqliteStore, folder: Path, rollout: str, versions: set[int]) -> Steps:
-    """Return the steps that trained all versions which sampled a rollout, beginning at the last checkpoint before them.
-
-    Raises:
-        BadInput: the run has not recorded how these versions were trained.
-    """
+    """Return the steps that trained all versions which sampled a rollout, beginning at the last checkpoint before
+    them."""
     stage, last = rollout.partition("/")[0], max(versions)
     _check_published(store, folder, stage, f"weights of version {last}", last)
     start = max((ref.step for ref in store.checkpoints(stage) if ref.step <= min(versions)), default=0)
@@ -236,11 +209,7 @@ def _copy(config: RunConfig, folder: Path, stage: str, made: Path) -> RunConfig:
 
 
 async def _replay_steps(config: RunConfig, folder: Path, steps: Steps, sampling: bool, result: ReplayResult) -> None:
-    """Replay the steps of one stage in a copy of the run, and add the report to the result.
-
-    Raises:
-        BadInput: a part of the run is gone or has changed since.
-    """
+    """Replay the steps of one stage in a copy of the run, and add the report to the result."""
     with scratch() as made:
         async with opened(_copy(config, folder, steps.stage, made)) as context:
             context.store.truncate(steps.stage, steps.start)
@@ -268,13 +237,8 @@ class Differs(Exception):
 
 class ReplayedUpdates:
     """Weight updates of an engine that only samples recorded turns. An update waits until all recorded turns of the
-    version before are sampled again; meanwhile the next step is trained. Implements `loop.ServesWeights`.
-
-    Args:
-        context: context of the run's copy.
-        steps: steps that are replayed.
-        sampling: whether turns are sampled again. If not, the steps are trained again from the recorded turns.
-    """
+    version before are sampled again; meanwhile the next step is trained. Without `sampling`, the steps are trained from
+    the recorded turns alone. Implements `loop.ServesWeights`."""
 
     _engine: Engine
 
@@ -285,23 +249,14 @@ class ReplayedUpdates:
         self._under: asyncio.Task[None] | None = None
 
     def serve(self, engine: Engine, source: Path) -> ReplayedUpdates:
-        """Set the engine of the policy; the stage calls it before training.
-
-        Args:
-            engine: engine of the policy.
-            source: checkpoint folder that the engine serves.
-        """
+        """Set the engine of the policy, which serves the checkpoint `source`; the stage calls it before training."""
         self._engine = engine
         if self._sampling:
             self._resampling = Resampling(engine, renderer_of(self._context.config, source))
         return self
 
     async def pull(self, ref: WeightRef) -> None:
-        """Serve published weights, after the turns of the version before were compared.
-
-        Raises:
-            Differs: a bit differs from the record.
-        """
+        """Serve published weights, after the turns of the version before were compared."""
         await self.finish()
         await self._engine.pull(ref)
         self._under = asyncio.get_running_loop().create_task(self._sample())
