@@ -39,7 +39,6 @@ class RankProcess:
     no file. Implements `RankCalls`.
 
     Args:
-        rank: number of the rank, for messages.
         silent_s: seconds without a sign of life after which the process counts as standing still.
     """
 
@@ -75,7 +74,6 @@ class RankProcess:
 
         Raises:
             RankEnded: the process has ended, or stands still.
-            SparringError: the call failed.
         """
         if not self._open:  # another file may have the numbers of its pipes
             raise RankEnded(f"rank {self._rank} of the trainer: expected a process, got one that was closed")

@@ -17,16 +17,8 @@ NODE = "node"
 
 
 def check_nodes(strategies: Sequence[Any], within_s: float) -> None:
-    """Compare versions and kernels of nodes with those of this process.
-
-    Args:
-        strategies: how Ray schedules a task on each of the nodes.
-        within_s: seconds that the nodes have to answer.
-
-    Raises:
-        BadInput: a node differs.
-        EngineError: a node does not answer in time.
-    """
+    """Compare versions and kernels of nodes with those of this process. `strategies`: how Ray schedules a task on each
+    node."""
     import ray
 
     remote = ray.remote(what_computes)
@@ -51,11 +43,7 @@ def answers(asked: Sequence[Any], within_s: float) -> list[Any]:
 
 
 def compare(told: Mapping[str, str]) -> None:
-    """Compare what computes on a node with what does in this process.
-
-    Raises:
-        BadInput: something differs.
-    """
+    """Refuse a node on which something else computes than in this process."""
     for name, value in what_computes().items():
         if name != NODE and told[name] != value:
             do = "install the same there, or take nodes with processors like this one's"
@@ -88,22 +76,14 @@ def shown(folder: str) -> Iterator[Sight]:
 
 
 class Sight:
-    """Paths that every node must see.
-
-    Args:
-        folder: absolute path of the folder.
-        paths: a file in it, which has just been made, and the working folder.
-    """
+    """Paths that every node must see: a file that was just made in `folder` (an absolute path), and the working
+    folder."""
 
     def __init__(self, folder: str, paths: tuple[str, str]) -> None:
         self.folder, self.paths = folder, paths
 
     def check(self, node: str, seen: Sequence[str]) -> None:
-        """Check which of the paths a node sees.
-
-        Raises:
-            BadInput: it does not see one.
-        """
+        """Refuse a node that does not see all of the paths."""
         for path, at in zip(self.paths, (self.folder, self.paths[1]), strict=True):
             if path not in seen:
                 do = "put it on a file system that all nodes share, or set cluster.ranks = 1"
