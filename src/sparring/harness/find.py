@@ -57,7 +57,6 @@ def find_program(preset: AgentProgram, folder: Path) -> Installation:
     """Find the program of a preset.
 
     Args:
-        preset: preset of the program.
         folder: folder of programs, searched before PATH; it need not exist.
 
     Raises:
@@ -101,11 +100,8 @@ def find_program(preset: AgentProgram, folder: Path) -> Installation:
 
 
 def _add(program: Path, mounts: dict[str, str], search: list[str], environment: dict[str, str]) -> None:
-    """Add the mounts of a program on PATH: its package, its interpreter's, and its imports from `pip install --user`.
-
-    Raises:
-        BadInput: a file of the program cannot be mounted in boxes.
-    """
+    """Add the mounts of a program on PATH: its package, its interpreter's, and its imports from `pip install
+    --user`."""
     mounts |= mounts_of_program(program, KEY)
     head = _head(program)
     for place in LED_TO.findall(head):
