@@ -48,7 +48,7 @@ class KeptEngines:
     """Engine processes of one fleet after another. Implements `Keeper`.
 
     Args:
-        words: arguments that the processes were started with, of those that differ.
+        words: arguments of `sparring serve` that a later fleet must have too, to use the processes again.
         within_s: seconds that a process has to start.
         dead: called, in any thread, with the error of a process that does not start when no other one serves.
         report: called, in any thread, when a process does not start and others serve.

@@ -134,8 +134,9 @@ class Rank:
         }
 
     def call(self, method: str, data: bytes) -> tuple[bytes, bytes]:
-        """Call a method of the trainer; first `open`, which tells where other ranks may find this one, and its
-        machine, `join`, which finds them, and `load`, which makes the trainer and tells the checksums of its models.
+        """Call a method of the trainer. The first calls are `open`, which returns this rank's address and host name,
+        `join`, which connects it with the others, and `load`, which makes the trainer and returns the checksums of its
+        models.
 
         Returns:
             An encoded `RankFailure` or nothing, and the answer.

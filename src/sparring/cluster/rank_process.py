@@ -74,6 +74,7 @@ class RankProcess:
 
         Raises:
             RankEnded: the process has ended, or stands still.
+            SparringError: the call failed.
         """
         if not self._open:  # another file may have the numbers of its pipes
             raise RankEnded(f"rank {self._rank} of the trainer: expected a process, got one that was closed")

@@ -220,9 +220,9 @@ class RankTrainer:
         self._tell(text, {"kind": kind, "model": self._parts.name, "at_step": self._version, **facts})
 
     def _fetch(self) -> WeightRef:
-        """Let rank 0 publish the weights, to which the others send what it lacks, and fetch them into this process,
-        where they stay when it publishes others: through shared memory, or through the shared folder if the rank has no
-        memory in common with this machine."""
+        """Let rank 0 publish the weights, with shards from the others, and copy them into this process, where they
+        outlast the next publication. They travel by shared memory, or by the shared folder if rank 0 is on another
+        machine."""
         from sparring.weights import disk, shared_memory
 
         if not self._by_folder:

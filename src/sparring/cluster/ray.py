@@ -139,14 +139,15 @@ class RayEngine:
 
 
 class Given:
-    """Data that was given to Ray last."""
+    """Data of the last call, put into Ray's object store once for all ranks of a trainer."""
 
     def __init__(self, ray: RayProcess) -> None:
         self._ray, self._one_at_a_time = ray, threading.Lock()
         self._data, self._number = b"", 0
 
     def number(self, data: bytes) -> int:
-        """Give data to Ray, unless it was the last; return the number by which `RankActors.call` knows it."""
+        """Put data into Ray's object store, unless it is that of the last call; return its number for
+        `RankActors.call`."""
         with self._one_at_a_time:
             if data is not self._data:
                 self._number = self._ray.call("ranks.give", data, self._number)

@@ -1,4 +1,4 @@
-"""Nodes of a Ray cluster, as a run needs them: what computes there, and what it sees."""
+"""Checks of the nodes of a Ray cluster: versions and kernels there, and the folders that they see."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from sparring.errors import EngineError, refusal
 
 NODE = "node"
-"""Key of a node's name in what it tells."""
+"""Key of the node's name in `what_computes`."""
 
 
 def check_nodes(strategies: Sequence[Any], within_s: float) -> None:
@@ -43,7 +43,7 @@ def answers(asked: Sequence[Any], within_s: float) -> list[Any]:
 
 
 def compare(told: Mapping[str, str]) -> None:
-    """Refuse a node on which something else computes than in this process."""
+    """Refuse a node whose versions or kernels (`what_computes`) differ from those of this process."""
     for name, value in what_computes().items():
         if name != NODE and told[name] != value:
             do = "install the same there, or take nodes with processors like this one's"
@@ -51,7 +51,8 @@ def compare(told: Mapping[str, str]) -> None:
 
 
 def what_computes() -> dict[str, str]:
-    """Return what must be equal in the run's process and at its engines and ranks, and the name of this node."""
+    """Return the versions and the kernel path of this process, which must be equal in a run, at its engines and at its
+    ranks, and the name of this node."""
     import platform
     from importlib.metadata import version
 
@@ -70,7 +71,7 @@ def what_computes() -> dict[str, str]:
 
 @contextmanager
 def shown(folder: str) -> Iterator[Sight]:
-    """Show a folder, in which this process may write, and the working folder to the nodes."""
+    """Write a probe file into a folder, and yield the paths that the nodes must see while it exists."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".seen-") as probe:
         yield Sight(folder, (probe.name, os.getcwd()))
 

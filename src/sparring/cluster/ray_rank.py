@@ -133,7 +133,7 @@ class RankActors:
         return numbers
 
     def give(self, data: bytes, before: int) -> int:
-        """Give data to Ray, in place of what has the number `before`; return its number."""
+        """Put data into Ray's object store, drop the data with the number `before`, and return the new number."""
         import ray
 
         self._given.pop(before, None)
@@ -216,7 +216,12 @@ class RankActors:
             self.kill(number)
 
     def _begin(self, ranks: Sequence[PlacedRank], folder: str) -> None:
-        """Wait until actors have begun, and check what they tell of their nodes."""
+        """Wait until actors have begun, and check what they tell of their nodes.
+
+        Raises:
+            RankEnded: one has ended.
+            BadInput, EngineError: as `place`.
+        """
         import ray
 
         with shown(folder) as sight:
@@ -232,7 +237,11 @@ class RankActors:
             rank.process = process
 
     def _group(self, count: int, threads: int, replacing: bool) -> tuple[Any, int]:
-        """Return a placement group that Ray has placed in time, and its number of ranks."""
+        """Return a placement group that Ray has placed, and its number of ranks.
+
+        Raises:
+            BadInput: Ray could not place it in time.
+        """
         import ray
 
         for fewer in range(count, 0, -1):
@@ -267,7 +276,8 @@ class RankActors:
                 raise RankEnded(f"{where}: expected a sign of life, got {got}")
 
     def _kill(self, rank: PlacedRank) -> None:
-        """Kill the process of an actor, which Ray itself asks to end: a process that is stopped does not hear it."""
+        """Kill the process of an actor by a signal, because a process that is stopped does not hear when Ray asks it to
+        end."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -1,4 +1,5 @@
-"""`UnsavedCalls`: what a trainer was asked since its last checkpoint, to be asked again of ranks that replace it."""
+"""`UnsavedCalls`: calls of a trainer since its last checkpoint, which ranks that replace lost ones are called with
+again."""
 
 from __future__ import annotations
 

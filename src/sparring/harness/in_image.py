@@ -31,8 +31,8 @@ async def check_starts(
     environment: Mapping[str, str],
     port: int,
 ) -> None:
-    """Start a program in a box of an image. One that then ends otherwise than in a box of the host's programs does not
-    run there.
+    """Start a program in a box with an image, and refuse an image in which it does not start, or fails although it runs
+    in a box of the host's programs.
 
     Args:
         lines: beginning of its command in the image, and in boxes of the host's programs.

@@ -20,7 +20,7 @@ AGAIN_S = 1.0
 
 
 def serve_gateway(folder: Path, host: str, port: int, say: Callable[[str], None]) -> None:
-    """Serve agent programs for the rollouts of a running run until it is over. If the run's process ends early,
+    """Serve agent programs for the rollouts of an active run until it is over. If the run's process ends early,
     programs are told to retry until another process resumes the run.
 
     Args:

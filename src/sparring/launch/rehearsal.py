@@ -79,7 +79,11 @@ async def rehearse(
 
 
 async def _worker(command: Sequence[str], url: str, keys: RunKeys, folder: Path) -> None:
-    """Run the user's worker until it ends. If cancelled, kill it and its children."""
+    """Run the user's worker until it ends. If cancelled, kill it and its children.
+
+    Raises:
+        BadInput: it cannot be started, or ended with a status other than 0.
+    """
     from sparring.launch.outside import KEYS, KeysFile, write_keys
 
     write_keys(folder / KEYS, KeysFile(url=url, worker_key=keys.worker, reward_key=keys.reward))

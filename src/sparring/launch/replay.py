@@ -99,6 +99,10 @@ def replay_rollout(folder: Path, rollout_id: str, threads: int | None = None) ->
     version's checkpoint otherwise. If several versions sampled the rollout, or if the checkpoint is gone, the steps
     that made the weights are trained again.
 
+    Args:
+        rollout_id: id of the rollout, as in the report.
+        threads: number of CPU threads instead of `[run] threads`.
+
     Raises:
         BadInput: the run or rollout does not exist, or its weights can neither be read nor trained again.
     """
@@ -140,7 +144,11 @@ async def _replay_alone(
 
 
 def _recipe(folder: Path, threads: int | None) -> RunConfig:
-    """Return the recipe of a run whose turns can be sampled again, with an engine in this process."""
+    """Return the recipe of a run whose turns can be sampled again, with an engine in this process.
+
+    Raises:
+        BadInput: the folder has no run, or its engine does not sample the same tokens again.
+    """
     open_record(folder).close()
     config = load_recorded(folder / CONFIG, runs_rules=True)
     if not config.engine.exact:
@@ -159,7 +167,11 @@ def _steps(
     steps: tuple[int | None, int | None],
     sampling: bool,
 ) -> Steps:
-    """Return the steps of a stage to replay."""
+    """Return the steps of a stage to replay.
+
+    Raises:
+        BadInput: the stage has not recorded them.
+    """
     published = _check_published(store, folder, stage, "steps whose weights were published", 1)
     first, last = 1 if steps[0] is None else steps[0], published if steps[1] is None else steps[1]
     if not 1 <= first <= last <= published:
@@ -209,7 +221,11 @@ def _copy(config: RunConfig, folder: Path, stage: str, made: Path) -> RunConfig:
 
 
 async def _replay_steps(config: RunConfig, folder: Path, steps: Steps, sampling: bool, result: ReplayResult) -> None:
-    """Replay the steps of one stage in a copy of the run, and add the report to the result."""
+    """Replay the steps of one stage in a copy of the run, and add the report to the result.
+
+    Raises:
+        BadInput: a part of the run is gone or has changed since.
+    """
     with scratch() as made:
         async with opened(_copy(config, folder, steps.stage, made)) as context:
             context.store.truncate(steps.stage, steps.start)
