@@ -74,11 +74,7 @@ def run_list(args: argparse.Namespace) -> int:
 
 
 def run_remove(args: argparse.Namespace) -> int:
-    """Remove an image.
-
-    Raises:
-        BadInput: there is none by this name.
-    """
+    """Remove an image."""
     from sparring.observe.terminal import say
     from sparring.sandbox.images.store import ImageStore
 
