@@ -25,12 +25,10 @@ def show(folder: str | os.PathLike[str], name: str | None = None) -> Iterator[st
     outcome and its conversation. The same as `sparring show`, which escapes control characters of the text as well.
 
     Args:
-        folder: folder of the run.
         name: id of a scored group or rollout, such as `rl/12` or `rl/12/3`; None: the newest group of each stage.
 
     Raises:
         BadInput: the folder has no run, or the run has no such group.
-        StoreError: the store cannot be read.
     """
     with closing(open_store(Path(folder))) as store:
         found = _newest(store) if name is None else _named(store, name)
