@@ -221,8 +221,8 @@ class RankTrainer:
 
     def _fetch(self) -> WeightRef:
         """Let rank 0 publish the weights, with shards from the others, and copy them into this process, where they
-        outlast the next publication. They travel by shared memory, or by the shared folder if rank 0 is on another
-        machine."""
+        outlast the next publication. They travel by shared memory, or by the shared folder if rank 0 shares no memory
+        with this machine."""
         from sparring.weights import disk, shared_memory
 
         if not self._by_folder:

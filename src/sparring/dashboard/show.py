@@ -29,6 +29,7 @@ def show(folder: str | os.PathLike[str], name: str | None = None) -> Iterator[st
 
     Raises:
         BadInput: the folder has no run, or the run has no such group.
+        StoreError: the store cannot be read.
     """
     with closing(open_store(Path(folder))) as store:
         found = _newest(store) if name is None else _named(store, name)

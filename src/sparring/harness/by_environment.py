@@ -45,9 +45,8 @@ class HarnessByEnvironment:
 def behind(
     harness: Harness, open_door: OpenDoor, leases: Callable[[], Leases | None], within_s: float | None = None
 ) -> Harness:
-    """Return the same harness, except that its workers claim rollouts at another server, of which `open_door` and
-    `leases` are. A worker must claim one in `within_s` seconds; None: unlimited. A harness without workers is returned
-    unchanged."""
+    """Return the same harness, except that its workers claim rollouts at the server of `open_door` and `leases`, each
+    within `within_s` seconds (None: unlimited). A harness without workers is returned unchanged."""
     moved = getattr(harness, "behind", None)
     return harness if moved is None else moved(open_door, leases, within_s)
 

@@ -39,8 +39,8 @@ class Installation:
     Attributes:
         start: beginning of the command in the boxes: the path of the program. If its file names an interpreter by a
             path that boxes do not have, the interpreter's path in the boxes comes first.
-        in_images: the same in boxes with an image. A system program of the host is not mounted there: the image's own
-            is started, by its name.
+        in_images: the same in boxes with an image. A program that all boxes of the host have is the image's own there,
+            started by its name.
         search: PATH in the boxes.
         mounts: files and folders of the host that it needs, by their path in the boxes.
         environment: variables that it needs to find its own packages.

@@ -38,7 +38,7 @@ AFTER = {"rl": ("distill", "eval", "export"), "distill": ("eval", "export")}
 
 def compare(folder: Path, config: RunConfig, store: Store | None) -> list[str]:
     """Compare a config with the config that the folder's run began with. They must be equal, except that a live stage
-    may have more steps, and that the layout may differ if both have the same bits. `store` is None before the run has
+    may have more steps, and that the layout may differ where it changes no bits. `store` is None before the run has
     one.
 
     Returns:
@@ -99,7 +99,7 @@ def raised(folder: Path, config: RunConfig) -> dict[str, tuple[int, int]]:
 
 def claim(context: Context, changes: Mapping[str, tuple[int, int]]) -> None:
     """Write the resolved config into a run's folder if the folder is new, if steps were raised, or if the layout
-    changed. An event tells a change of the layout. A new folder gets the policy's tokenizer."""
+    changed. A change of the layout is reported as an event. A new folder gets the policy's tokenizer."""
     file = context.folder / CONFIG
     moved = _layout_changes(context)
     if changes:

@@ -155,6 +155,9 @@ class CheckpointEngine:
             port: port to listen on; 0 takes a free one.
             api_key: key that clients must send; empty accepts every client.
             ready: called with the address when requests are answered.
+
+        Raises:
+            BadInput: the address is taken.
         """
         from sparring.launch.serve import ServeConfig, serve_engine
 

@@ -47,8 +47,8 @@ def load_recipe(path: str | os.PathLike[str], overrides: Sequence[str] | Mapping
 
 
 def run(config: RunConfig) -> Path:
-    """Run a recipe, of `load_recipe` or built in Python, or resume it if it was stopped. The same as `sparring run`; it
-    also works in a notebook, whose event loop waits.
+    """Run a recipe, or resume it if it was stopped. `config` comes from `load_recipe` or is built in Python. The same
+    as `sparring run`; it also works in a notebook, whose event loop waits.
 
     Returns:
         The run's folder, with `summary.json`, `report.html` and the checkpoints in it.
