@@ -55,7 +55,6 @@ class LimitReached(PolicyFailure):
     """A limit of the task was hit: the rollout is truncated, and everything before the limit stays recorded.
 
     Attributes:
-        reason: limit that was hit.
         too_long: lower bound on the tokens of a prompt without room for a reply, and the number allowed; else None.
     """
 

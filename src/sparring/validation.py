@@ -160,7 +160,6 @@ _of_class = lru_cache(maxsize=None)(declared.type_info)
 
 
 def _declared(kind: Any) -> declared.Type:
-    """Return the description of a type."""
     return _of_class(kind) if isinstance(kind, type) else declared.type_info(kind)
 
 
@@ -169,7 +168,6 @@ def _plain(kind: declared.Type) -> declared.Type:
 
 
 def _value(kind: declared.Type, data: Any, keys: tuple[Key, ...]) -> Any:
-    """Build the value at `keys`."""
     if isinstance(kind, declared.Metadata):
         if (table := (kind.extra or {}).get("keys_of")) is not None and isinstance(data, Mapping):
             _value(_declared(table), data, keys)

@@ -27,11 +27,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check and print one line per finding.
-
-    Raises:
-        BadInput: the run would be refused.
-    """
+    """Check and print one line per finding."""
     from sparring.cli.recipe import load_recipe
     from sparring.launch.run import check_recipe
     from sparring.observe.terminal import say

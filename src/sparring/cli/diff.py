@@ -20,11 +20,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare and print the first difference. Return exit code 1 if there is one.
-
-    Raises:
-        BadInput: a folder has no run.
-    """
+    """Compare and print the first difference. Return exit code 1 if there is one."""
     from sparring.launch.diff import compare_runs
     from sparring.observe.terminal import say
 

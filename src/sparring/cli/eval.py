@@ -55,7 +55,6 @@ def run(args: argparse.Namespace) -> int:
 
     Raises:
         BadInput: the recipe, a checkpoint or a setting is refused.
-        EvaluationFailed: infrastructure or judge broke too many rollouts.
     """
     from sparring.cli.evaluation import print_results
     from sparring.cli.recipe import load_recipe

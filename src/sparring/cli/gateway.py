@@ -21,13 +21,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until the run is over.
-
-    Raises:
-        BadInput: no such run is active, or the address is taken.
-        InfraError: another gateway has replaced this one.
-        KeyboardInterrupt: the user stopped it.
-    """
+    """Serve until the run is over."""
     from sparring.launch.gateway import serve_gateway
     from sparring.observe.terminal import say
 

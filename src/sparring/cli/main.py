@@ -99,11 +99,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb and return its exit code.
-
-    Args:
-        argv: the arguments after the program's name; None takes the process's own.
-    """
+    """Run one verb and return its exit code. `argv` is what stands after the program's name; None takes the process's
+    own."""
     if argv is None:  # this process is the program
         gc.set_threshold(YOUNG_OBJECTS)
         share_freed_memory()
@@ -119,7 +116,6 @@ def guarded(verb: Callable[[], int], command: str, ending: Ending | None = None)
     pipe becomes exit code 1. Any other exception is raised.
 
     Args:
-        verb: function that does the work and returns an exit code.
         command: command line of the user, quoted in the advice of error messages.
         ending: handler of the signals that end `run` and `eval`; None makes one.
     """

@@ -25,11 +25,7 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
 
 
 def load_recipe(args: argparse.Namespace) -> RunConfig:
-    """Return the config from the arguments of `add_recipe`, resolved for this machine.
-
-    Raises:
-        BadInput: the recipe or an override is refused.
-    """
+    """Return the config from the arguments of `add_recipe`, resolved for this machine."""
     from sparring.recipe.load import load
     from sparring.recipe.run_config import resolve
 

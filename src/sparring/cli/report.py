@@ -25,11 +25,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the report or the curves and print their place, or serve the page.
-
-    Raises:
-        BadInput: the folder has no run, or the address is taken.
-    """
+    """Write the report or the curves and print their place, or serve the page."""
     from sparring.observe.terminal import say
 
     if args.serve:

@@ -20,11 +20,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the recipe, print its result and the path of the report.
-
-    Raises:
-        BadInput: the recipe or the machine is refused before the work starts.
-    """
+    """Run the recipe, print its result and the path of the report."""
     from sparring.cli.recipe import load_recipe
     from sparring.cli.result import print_result
     from sparring.dashboard.report import write_report

@@ -19,11 +19,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the rollouts.
-
-    Raises:
-        BadInput: the folder has no run, or the run has no such group.
-    """
+    """Print the rollouts."""
     from sparring.dashboard.show import show
     from sparring.observe.terminal import say
 

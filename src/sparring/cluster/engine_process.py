@@ -35,11 +35,8 @@ class DeadEngine(EngineError):
 
 
 def serving(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the command of a server that ends with the run.
-
-    Args:
-        words: arguments of `sparring serve` but for address and key.
-    """
+    """Return the command of a server that ends with the run. `words` are the arguments of `sparring serve`, without
+    address and key."""
     return (
         *(sys.executable, "-P", "-m", "sparring.cli.main", "serve", *words),  # -P: not the modules of this folder
         *("--api-key-env", KEY, "--until-input-ends"),
@@ -51,7 +48,6 @@ class EngineProcess:
 
     Args:
         command: program and arguments, without its port. Its first line ends with its address.
-        key: key that clients send.
         gpu: name of its GPU for `VISIBLE`; "" for those of this process.
         pause_s: seconds between the first death and the next start; each further death in a row doubles them.
 
@@ -74,11 +70,8 @@ class EngineProcess:
         self._watching.start()
 
     def find(self, deadline: float, last: bool = False) -> str:
-        """Wait until the server answers, and return its address.
-
-        Args:
-            deadline: end of the wait, by `time.monotonic`.
-            last: whether no other engine of the run serves. Nothing gives way to a process, whose place it keeps.
+        """Wait until the server answers or `time.monotonic` reaches `deadline`, and return its address. Nothing gives
+        way to this process, so `last` has no effect.
 
         Raises:
             DeadEngine: it is not started any more. One that dies before its first answer is not started again.
@@ -105,7 +98,7 @@ class EngineProcess:
                 self._process.kill()
 
     def replied(self) -> None:
-        """Begin to count deaths anew."""
+        """Reset the count of deaths in a row."""
         self._deaths = 0
 
     def close(self) -> None:
@@ -141,7 +134,6 @@ class EngineProcess:
         )
 
     def _watch(self) -> None:
-        """Start the server again each time that it dies."""
         while True:
             process = self._process
             assert process.stdout is not None

@@ -18,10 +18,7 @@ class StandsStill(OSError):
 
 
 def send(pipe: int, data: bytes, silent_s: float | None = None) -> None:
-    """Write a frame to a file descriptor.
-
-    Args:
-        silent_s: seconds that the other end may read nothing; None: any time.
+    """Write a frame to a file descriptor. The other end may read nothing for `silent_s` seconds; None: any time.
 
     Raises:
         BrokenPipeError: the other end is closed.
@@ -37,10 +34,7 @@ def send(pipe: int, data: bytes, silent_s: float | None = None) -> None:
 
 
 def receive(pipe: int, silent_s: float | None = None) -> bytes:
-    """Read a frame from a file descriptor.
-
-    Args:
-        silent_s: seconds that the other end may write nothing; None: any time.
+    """Read a frame from a file descriptor. The other end may write nothing for `silent_s` seconds; None: any time.
 
     Raises:
         EOFError: the pipe ends before the frame does.

@@ -32,12 +32,9 @@ class InlineCluster:
     """Cluster that creates the parts of a run in this process. Implements `protocols.Cluster`.
 
     Args:
-        models: configs of `[models]` by name.
-        train: config of `[train]`.
         engine: config of `[engine]`, for the policy. Other models use its settings if they are a native engine's.
         device: resolved device, `cpu` or `cuda`.
         threads: number of CPU threads of the trainer and of the engine each, at least 1.
-        colocate: `cluster.colocate`.
         tell: called, in any thread, with the stage in which something happens to a part, a sentence and its facts.
     """
 
@@ -146,10 +143,8 @@ class InlineCluster:
         self, name: str, path: str, urls: Sequence[str], key: str, keeper: Keeper[RemoteEngine] | None = None
     ) -> Fleet[RemoteEngine]:
         """Connect to the servers of a model and send them its weights. A run has checked that all answer before its
-        first stage; one that does not answer now joins the fleet when it does.
-
-        Args:
-            keeper: starter of the servers; None: they are the user's.
+        first stage; one that does not answer now joins the fleet when it does. Without a `keeper` the servers are the
+        user's.
 
         Raises:
             BadInput: no server answers, or one does not fit.
@@ -186,14 +181,8 @@ class InlineCluster:
         return Fleet(there, absent=absent, room=room, silent_s=silent_s, keeper=keeper, report=report)
 
     def _send_first(self, name: str, path: str, engines: Sequence[RemoteEngine]) -> None:
-        """Check servers of a model, and send them its weights as version 0; before them its files to those that have no
-        model of their own. Blocks.
-
-        Raises:
-            BadInput: a server does not fit.
-            WeightsError: a server refused the weights.
-            EngineError: a server did not answer.
-        """
+        """Check servers of a model, and send them its weights as version 0. A server without a model gets the model's
+        files first. Blocks."""
         from sparring.model.hub import base_folder
 
         spec, model = self._models[name], self._model(name, path)

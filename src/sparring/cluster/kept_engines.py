@@ -38,7 +38,7 @@ class PlacedEngine(Protocol):
         """Kill the process that `find` found last, if it is still the present one; another one is started."""
 
     def replied(self) -> None:
-        """Begin to count deaths anew: the process has answered a request."""
+        """Reset the count of deaths in a row: the process has answered a request."""
 
     def close(self) -> None:
         """End the process. Safe to call twice."""
@@ -48,9 +48,7 @@ class KeptEngines:
     """Engine processes of one fleet after another. Implements `Keeper`.
 
     Args:
-        placed: the processes.
-        key: key that clients send.
-        words: arguments that the processes were started with, of those that differ.
+        words: arguments of `sparring serve` that a later fleet must have too, to use the processes again.
         within_s: seconds that a process has to start.
         dead: called, in any thread, with the error of a process that does not start when no other one serves.
         report: called, in any thread, when a process does not start and others serve.
@@ -83,7 +81,6 @@ class KeptEngines:
 
     @property
     def _serves(self) -> bool:
-        """Whether a process gets requests."""
         return self.fleet is not None and self.fleet.metrics["engines_now"] > 0
 
     def find(self, ready: Ready = lambda number, url: None) -> list[str]:
@@ -156,11 +153,7 @@ class Ended:
 
     @asynccontextmanager
     async def within(self) -> AsyncIterator[None]:
-        """Raise the error in the body.
-
-        Raises:
-            EngineError: that of the call.
-        """
+        """Cancel the body once a thread reports an error by calling this object, and raise that error."""
         loop, body = asyncio.get_running_loop(), asyncio.current_task()
         assert body is not None, "a stage runs in a task"
         self._error, self._end = None, lambda: loop.call_soon_threadsafe(body.cancel)

@@ -38,13 +38,8 @@ RAY_LOG = "ray.log"
 
 class ProcessCluster(InlineCluster):
     """Cluster whose engines of the policy are processes, and so are the ranks of its trainers if there are several; all
-    else is in this process. Implements `protocols.Cluster`.
-
-    Args:
-        cluster: section `[cluster]`.
-        folder: folder of the run, for the log of Ray.
-        settings: arguments of `InlineCluster`.
-    """
+    else is in this process. The log of Ray is in the run's `folder`; `settings` are those of `InlineCluster`.
+    Implements `protocols.Cluster`."""
 
     def __init__(self, cluster: ClusterConfig, folder: Path, **settings: Any) -> None:
         super().__init__(colocate=cluster.colocate, **settings)
@@ -109,12 +104,8 @@ class ProcessCluster(InlineCluster):
         return self._fleet_of(name, path, [path, "--dtype", self._models[name].dtype])
 
     def _fleet_of(self, name: str, path: str, words: Sequence[str]) -> Engine:
-        """Connect to engine processes: to those of an earlier stage if they were started alike, otherwise to new ones,
-        for which those make room.
-
-        Args:
-            words: further arguments of `sparring serve`.
-        """
+        """Connect to engine processes: to those of an earlier stage if they were started with the same arguments
+        `words` of `sparring serve`, else to new ones, for which those of the earlier stage end."""
         free = [kept for kept in self._kept if kept.free]
         kept = next((kept for kept in free if kept.words == words), None)
         if kept is None:
@@ -144,7 +135,6 @@ class ProcessCluster(InlineCluster):
         return self._connected().start(words, key)
 
     def _connected(self) -> RayParts:
-        """Connect to the Ray cluster, once."""
         from sparring.cluster.ray import RayParts
 
         if self._ray is None:

@@ -39,11 +39,9 @@ class RankEnded(TrainerError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankPlan:
-    """Everything that a rank is started with; pickled, because losses are objects.
+    """Everything that rank `rank` of `count`, from 0, is started with; pickled, because losses are objects.
 
     Attributes:
-        rank: number of the rank, from 0.
-        count: number of ranks.
         meeting: address of the store by which the ranks find each other, in one of them.
         timeout_s: seconds that a rank waits for another.
     """
@@ -78,11 +76,8 @@ class SaveCall(msgspec.Struct, frozen=True):
 
 
 class PushCall(msgspec.Struct, frozen=True):
-    """How weights are published.
-
-    Attributes:
-        folder: folder that the caller sees too, if it does not share this machine's memory; "" for shared memory.
-    """
+    """How weights are published: in a `folder` that the caller sees too, if it does not share this machine's memory; ""
+    for shared memory."""
 
     folder: str = ""
 
@@ -114,11 +109,8 @@ class RankFailure(msgspec.Struct, frozen=True):
 
 
 class Rank:
-    """One rank of a trainer: calls in, answers out, both as bytes. For one thread.
-
-    Args:
-        host: address by which the other ranks reach this machine.
-    """
+    """One rank of a trainer: calls in, answers out, both as bytes. For one thread. Other ranks reach this machine at
+    `host`."""
 
     def __init__(self, host: str = "127.0.0.1") -> None:
         self._host = host
@@ -142,8 +134,9 @@ class Rank:
         }
 
     def call(self, method: str, data: bytes) -> tuple[bytes, bytes]:
-        """Call a method of the trainer; first `open`, which tells where other ranks may find this one, and its
-        machine, `join`, which finds them, and `load`, which makes the trainer and tells the checksums of its models.
+        """Call a method of the trainer. The first calls are `open`, which returns this rank's address and host name,
+        `join`, which connects it with the others, and `load`, which makes the trainer and returns the checksums of its
+        models.
 
         Returns:
             An encoded `RankFailure` or nothing, and the answer.

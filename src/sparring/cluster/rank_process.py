@@ -39,7 +39,6 @@ class RankProcess:
     no file. Implements `RankCalls`.
 
     Args:
-        rank: number of the rank, for messages.
         silent_s: seconds without a sign of life after which the process counts as standing still.
     """
 

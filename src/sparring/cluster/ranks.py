@@ -51,10 +51,8 @@ class RankTrainer:
     last checkpoint and make the calls since then again, which gives the same bits (design 9).
 
     Args:
-        parts: parts of the trainer.
         make: function that makes the given number of ranks, one after the other, which are not started yet; or fewer if
             there is no place for more, but only when they replace others.
-        count: number of ranks.
         start_timeout_s: time limit for all ranks to load the model and to find each other, in seconds.
         shared: folder that all ranks see, for weights of a rank that shares no memory with this machine; None if all
             share it.
@@ -142,11 +140,7 @@ class RankTrainer:
     async def _all(
         self, method: str, argument: object, kind: type[T], then: Callable[[T], None] = lambda answer: None
     ) -> T:
-        """Call a method of all ranks; return the answer of rank 0.
-
-        Args:
-            then: called with the answer before any other call is made.
-        """
+        """Call a method of all ranks; return the answer of rank 0. `then` gets it before any other call is made."""
 
         def call() -> T:
             answer = decode(_call(self._ranks, method, [encode(argument)] * len(self._ranks))[0], kind)
@@ -177,8 +171,8 @@ class RankTrainer:
         return await asyncio.get_running_loop().run_in_executor(self._worker, self._recovering, work)
 
     def _recovering(self, work: Callable[[], T]) -> T:
-        """Do some work with the ranks; if one ends meanwhile, replace them and do it again. If others end too, there
-        may be no place for so many: half of them are tried next.
+        """Run `work` on the ranks; if one ends meanwhile, replace them all and run it again. If others end too, half as
+        many are tried next, since there may be no place for more.
 
         Raises:
             RankEnded: a rank ended in each of `ATTEMPTS`.
@@ -226,9 +220,9 @@ class RankTrainer:
         self._tell(text, {"kind": kind, "model": self._parts.name, "at_step": self._version, **facts})
 
     def _fetch(self) -> WeightRef:
-        """Let rank 0 publish the weights, to which the others send what it lacks, and fetch them into this process,
-        where they stay when it publishes others: through shared memory, or through the shared folder if the rank has no
-        memory in common with this machine."""
+        """Let rank 0 publish the weights, with shards from the others, and copy them into this process, where they
+        outlast the next publication. They travel by shared memory, or by the shared folder if rank 0 shares no memory
+        with this machine."""
         from sparring.weights import disk, shared_memory
 
         if not self._by_folder:
@@ -254,11 +248,7 @@ class RankTrainer:
         return decode(_call(asked, "push", [encode(PushCall(folder))] * len(asked))[0], WeightRef)
 
     def _start(self, count: int) -> None:
-        """Make ranks, let them find each other, and load the models.
-
-        Raises:
-            BadInput: a model differs between ranks.
-        """
+        """Make ranks, let them find each other, and load the models."""
         self._ranks, self._by_folder = [], False
         with starting("rank", count, self._tell, self._nodes) as ready, ExitStack() as failed:
             failed.callback(_end, self._ranks)
@@ -288,11 +278,7 @@ class RankTrainer:
 
 
 def _check_models(loaded: Sequence[Mapping[str, str]]) -> None:
-    """Compare the checksums of models by name that each rank has loaded.
-
-    Raises:
-        BadInput: a rank has another model than rank 0.
-    """
+    """Refuse ranks that have loaded other models than rank 0, by their checksums."""
     for rank, checksums in enumerate(loaded):
         for name, checksum in checksums.items():
             if checksum != (expected := loaded[0][name]):
@@ -301,7 +287,6 @@ def _check_models(loaded: Sequence[Mapping[str, str]]) -> None:
 
 
 def _end(ranks: Sequence[RankCalls]) -> None:
-    """Kill and close ranks."""
     for rank in ranks:
         rank.kill()  # all, before one is waited for
     for rank in ranks:

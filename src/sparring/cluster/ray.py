@@ -40,12 +40,8 @@ MAIN = "from sparring.cluster.ray_client import main; main()"
 
 
 class RayProcess:
-    """Process with a `RayClient`, which ends with this one. Its methods may be called in any thread.
-
-    Args:
-        log: file for what Ray prints; None: it is dropped.
-        arguments: those of `RayClient`.
-    """
+    """Process with a `RayClient`, which ends with this one. Its methods may be called in any thread. What Ray prints
+    goes to `log`; None drops it."""
 
     def __init__(self, log: Path | None, *arguments: Any) -> None:
         ours, its = socket.socketpair()
@@ -120,12 +116,7 @@ class RayProcess:
 
 class RayEngine:
     """Engine process of a run on a node of a Ray cluster, which Ray starts again if its node dies. Implements
-    `PlacedEngine`.
-
-    Args:
-        ray: the run's client of Ray.
-        number: number of the engine.
-    """
+    `PlacedEngine`."""
 
     def __init__(self, ray: RayProcess, number: int) -> None:
         self._ray, self._number = ray, number
@@ -148,18 +139,15 @@ class RayEngine:
 
 
 class Given:
-    """Data that was given to Ray last.
-
-    Args:
-        ray: the run's client of Ray.
-    """
+    """Data of the last call, put into Ray's object store once for all ranks of a trainer."""
 
     def __init__(self, ray: RayProcess) -> None:
         self._ray, self._one_at_a_time = ray, threading.Lock()
         self._data, self._number = b"", 0
 
     def number(self, data: bytes) -> int:
-        """Give data to Ray, unless it was the last; return the number by which `RankActors.call` knows it."""
+        """Put data into Ray's object store, unless it is that of the last call; return its number for
+        `RankActors.call`."""
         with self._one_at_a_time:
             if data is not self._data:
                 self._number = self._ray.call("ranks.give", data, self._number)
@@ -168,13 +156,7 @@ class Given:
 
 
 class RayRank:
-    """Rank of a trainer on a node of a Ray cluster. Implements `RankCalls`.
-
-    Args:
-        ray: the run's client of Ray.
-        number: number of the rank's actor.
-        given: what was given to Ray last, which the ranks of a trainer share.
-    """
+    """Rank of a trainer on a node of a Ray cluster. The ranks of a trainer share `given`. Implements `RankCalls`."""
 
     def __init__(self, ray: RayProcess, number: int, given: Given) -> None:
         self._ray, self._number, self._given = ray, number, given
@@ -204,7 +186,6 @@ class RayParts:
     """Engines and ranks of a run on a Ray cluster of `nodes` nodes.
 
     Args:
-        config: section `[cluster]`.
         threads: processors of each engine.
         for_ranks: processors of the ranks of one trainer together.
         log: file for what Ray prints; None: it is dropped.
@@ -229,25 +210,12 @@ class RayParts:
             raise
 
     def start(self, words: Sequence[str], key: str) -> list[RayEngine]:
-        """Place engines and start them; return them before they answer.
-
-        Raises:
-            BadInput: Ray could not place them in time, or a node has other versions or kernels than this process.
-            EngineError: Ray does not answer.
-        """
+        """Place engines and start them; return them before they answer."""
         return [RayEngine(self._ray, number) for number in self._ray.call("start", words, key)]
 
     def ranks(self, folder: Path, threads: int) -> Callable[[int], list[RayRank]]:
         """Return a function that places the ranks of a trainer, and later those that replace them, which may be fewer.
-
-        Args:
-            folder: folder of the run, which every node with a rank must see.
-            threads: processors of each rank.
-
-        Raises:
-            BadInput: as `RankActors.place`.
-            EngineError: Ray does not answer.
-        """
+        Every node with a rank must see the run's `folder`."""
         made = list[RayRank]()
 
         def place(count: int) -> list[RayRank]:
@@ -264,11 +232,7 @@ class RayParts:
 
 
 def _check_installed() -> None:
-    """Refuse a missing or an old Ray, without importing it.
-
-    Raises:
-        BadInput: it is missing or old.
-    """
+    """Refuse a missing or an old Ray, without importing it."""
     try:
         version = importlib.metadata.version("ray")
     except importlib.metadata.PackageNotFoundError as error:

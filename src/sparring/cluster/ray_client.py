@@ -51,7 +51,6 @@ class NodeEngine:
 
     Args:
         words: arguments of `sparring serve` but for its address.
-        key: key that clients send.
     """
 
     def __init__(self, words: Sequence[str], key: str) -> None:
@@ -60,7 +59,7 @@ class NodeEngine:
         self._process = EngineProcess(serving([*words, "--host", ray.util.get_node_ip_address()]), key)
 
     def find(self, within_s: float) -> str:
-        """Wait until the server answers, and return its address. Raises as `EngineProcess.find`."""
+        """Wait until the server answers, and return its address, as `EngineProcess.find`."""
         return self._process.find(time.monotonic() + within_s)
 
     def kill(self) -> None:
@@ -68,7 +67,7 @@ class NodeEngine:
         self._process.kill()
 
     def replied(self) -> None:
-        """Begin to count deaths anew."""
+        """Reset the count of deaths in a row."""
         self._process.replied()
 
 
@@ -76,12 +75,8 @@ class RayClient:
     """Calls of a run to Ray. Its methods block, and may run at the same time.
 
     Args:
-        config: section `[cluster]`.
         threads: processors of each engine.
         for_ranks: processors of the ranks of one trainer together.
-
-    Attributes:
-        ranks: ranks of trainers.
     """
 
     def __init__(self, config: ClusterConfig, threads: int, for_ranks: int = 0) -> None:
@@ -155,10 +150,10 @@ class RayClient:
         return list(range(first, len(self._engines)))
 
     def find(self, number: int, within_s: float, last: bool = False) -> str:
-        """Return the address of an engine, as soon as Ray has placed its actor and it answers.
+        """Return the address of an engine, as soon as Ray has placed its actor and it answers, within `within_s`
+        seconds.
 
         Args:
-            within_s: seconds that this may take.
             last: whether ranks give way to it where it finds no place (`RankActors.give_way`).
 
         Raises:
@@ -197,11 +192,11 @@ class RayClient:
         return bool(placement_group_table(self._engines[number].group)["state"] == "CREATED")
 
     def kill(self, number: int) -> None:
-        """Let an actor kill the process that was found last."""
+        """Kill the engine process of the last `find`, through an actor on its node."""
         self._engines[number].actor.kill.remote()
 
     def replied(self, number: int) -> None:
-        """Let an actor begin to count deaths anew."""
+        """Reset the engine's count of deaths in a row, through its actor."""
         self._engines[number].actor.replied.remote()
 
     def end(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Nodes of a Ray cluster, as a run needs them: what computes there, and what it sees."""
+"""Checks of the nodes of a Ray cluster: versions and kernels there, and the folders that they see."""
 
 from __future__ import annotations
 
@@ -13,20 +13,12 @@ from typing import Any
 from sparring.errors import EngineError, refusal
 
 NODE = "node"
-"""Key of a node's name in what it tells."""
+"""Key of the node's name in `what_computes`."""
 
 
 def check_nodes(strategies: Sequence[Any], within_s: float) -> None:
-    """Compare versions and kernels of nodes with those of this process.
-
-    Args:
-        strategies: how Ray schedules a task on each of the nodes.
-        within_s: seconds that the nodes have to answer.
-
-    Raises:
-        BadInput: a node differs.
-        EngineError: a node does not answer in time.
-    """
+    """Compare versions and kernels of nodes with those of this process. `strategies`: how Ray schedules a task on each
+    node."""
     import ray
 
     remote = ray.remote(what_computes)
@@ -51,11 +43,7 @@ def answers(asked: Sequence[Any], within_s: float) -> list[Any]:
 
 
 def compare(told: Mapping[str, str]) -> None:
-    """Compare what computes on a node with what does in this process.
-
-    Raises:
-        BadInput: something differs.
-    """
+    """Refuse a node whose versions or kernels (`what_computes`) differ from those of this process."""
     for name, value in what_computes().items():
         if name != NODE and told[name] != value:
             do = "install the same there, or take nodes with processors like this one's"
@@ -63,7 +51,8 @@ def compare(told: Mapping[str, str]) -> None:
 
 
 def what_computes() -> dict[str, str]:
-    """Return what must be equal in the run's process and at its engines and ranks, and the name of this node."""
+    """Return the versions and the kernel path of this process, which must be equal in a run, at its engines and at its
+    ranks, and the name of this node."""
     import platform
     from importlib.metadata import version
 
@@ -82,28 +71,20 @@ def what_computes() -> dict[str, str]:
 
 @contextmanager
 def shown(folder: str) -> Iterator[Sight]:
-    """Show a folder, in which this process may write, and the working folder to the nodes."""
+    """Write a probe file into a folder, and yield the paths that the nodes must see while it exists."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".seen-") as probe:
         yield Sight(folder, (probe.name, os.getcwd()))
 
 
 class Sight:
-    """Paths that every node must see.
-
-    Args:
-        folder: absolute path of the folder.
-        paths: a file in it, which has just been made, and the working folder.
-    """
+    """Paths that every node must see: a file that was just made in `folder` (an absolute path), and the working
+    folder."""
 
     def __init__(self, folder: str, paths: tuple[str, str]) -> None:
         self.folder, self.paths = folder, paths
 
     def check(self, node: str, seen: Sequence[str]) -> None:
-        """Check which of the paths a node sees.
-
-        Raises:
-            BadInput: it does not see one.
-        """
+        """Refuse a node that does not see all of the paths."""
         for path, at in zip(self.paths, (self.folder, self.paths[1]), strict=True):
             if path not in seen:
                 do = "put it on a file system that all nodes share, or set cluster.ranks = 1"

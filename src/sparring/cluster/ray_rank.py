@@ -43,11 +43,8 @@ class NodeRank:
         self._rank = Rank(ray.util.get_node_ip_address())
 
     def begin(self, paths: Sequence[str]) -> tuple[dict[str, str], list[str], int]:
-        """Go to the run's working folder, the last of the paths, if it is here.
-
-        Returns:
-            What computes here, which of the paths exist here, and the id of this process.
-        """
+        """Go to the run's working folder, the last of the paths, if it is here. Return what computes here, which of the
+        paths exist here, and the id of this process."""
         if (seen := seen_of(paths))[-1:] == [paths[-1]]:
             os.chdir(paths[-1])
         return what_computes(), seen, os.getpid()
@@ -69,12 +66,9 @@ class PlacedRank:
     """Actor with a `NodeRank`.
 
     Attributes:
-        number: number of the rank, for messages.
-        node: id of its node.
         group: placement group of the trainer's ranks.
         threads: processors that it holds.
         process: process id on its node; 0 before it has begun.
-        ended: whether it was killed or has ended.
         for_engine: number of the engine to which it gave way; -1 if it did not.
     """
 
@@ -89,11 +83,7 @@ class PlacedRank:
 
 
 class RankActors:
-    """Actors of ranks, as Ray's client sees them. The methods block, and may run at the same time.
-
-    Args:
-        config: section `[cluster]`.
-    """
+    """Actors of ranks, as Ray's client sees them. The methods block, and may run at the same time."""
 
     def __init__(self, config: ClusterConfig) -> None:
         self._config = config
@@ -103,16 +93,12 @@ class RankActors:
         self._numbers, self._one_at_a_time = itertools.count(1), threading.Lock()  # there may be several trainers
 
     def place(self, count: int, threads: int, folder: str, replacing: bool) -> list[int]:
-        """Place ranks, close to each other, those on this machine first; return their numbers before they answer.
+        """Place ranks of `threads` processors, close to each other, those on this machine first; return their numbers
+        before they answer.
 
         Args:
-            threads: processors of each.
             folder: folder of the run, which every node with a rank must see.
             replacing: whether fewer may be placed if there is no room for more.
-
-        Raises:
-            BadInput: Ray could not place them in time, or a node has other versions or kernels than this process, or
-                does not see the run's folder.
         """
         import ray
         from ray.util.placement_group import placement_group_table
@@ -147,7 +133,7 @@ class RankActors:
         return numbers
 
     def give(self, data: bytes, before: int) -> int:
-        """Give data to Ray, in place of what has the number `before`; return its number."""
+        """Put data into Ray's object store, drop the data with the number `before`, and return the new number."""
         import ray
 
         self._given.pop(before, None)
@@ -157,10 +143,7 @@ class RankActors:
         return number
 
     def call(self, number: int, method: str, data: bytes | int) -> tuple[bytes, bytes]:
-        """Call a method of a rank, as `Rank.call`.
-
-        Args:
-            data: the data, or the number of what was given.
+        """Call a method of a rank, as `Rank.call`, with data or the number of what was given.
 
         Raises:
             RankEnded: the actor has ended, or stands still.
@@ -191,13 +174,8 @@ class RankActors:
             self._kill(rank)
 
     def give_way(self, engine: int, processors: int) -> None:
-        """End the ranks of the trainer that has most, so that an engine finds a place; those that replace them are
-        fewer by as many processors. A trainer of one rank keeps it.
-
-        Args:
-            engine: number of the engine, for messages.
-            processors: those that it needs.
-        """
+        """End the ranks of the trainer that has most, so that an engine finds `processors` for itself; those that
+        replace them are fewer by as many processors. A trainer of one rank keeps it."""
         import ray
 
         groups = dict[int, list[PlacedRank]]()
@@ -283,11 +261,8 @@ class RankActors:
         )
 
     def _wait(self, rank: PlacedRank, answer: Any, where: str) -> None:
-        """Wait for the answer of a call as long as its actor gives signs of life.
-
-        Raises:
-            RankEnded: it gives none any more.
-        """
+        """Wait for the answer of a call as long as its actor gives signs of life; raise RankEnded once it gives
+        none."""
         import ray
 
         sign, heard = None, time.monotonic()
@@ -301,7 +276,8 @@ class RankActors:
                 raise RankEnded(f"{where}: expected a sign of life, got {got}")
 
     def _kill(self, rank: PlacedRank) -> None:
-        """Kill the process of an actor, which Ray itself asks to end: a process that is stopped does not hear it."""
+        """Kill the process of an actor by a signal, because a process that is stopped does not hear when Ray asks it to
+        end."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -318,5 +294,4 @@ def _kill_process(process: int) -> None:
 
 
 def _first_sentence(error: Exception) -> str:
-    """Return the first sentence of a page that Ray writes."""
     return " ".join(str(error).split()).partition(". ")[0].partition(" class_name:")[0]

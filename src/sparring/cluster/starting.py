@@ -1,4 +1,4 @@
-"""Start of several processes, told line by line."""
+"""Start of several processes, reported line by line."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from sparring.log import Report
 from sparring.observe.waiting import waiting
 
 Ready = Callable[[int, str], None]
-"""Function, for any thread, that tells the number of a process that is ready, and where it is."""
+"""Function, for any thread, that reports the number of a process that is ready, and where it is."""
 
 
 @contextmanager
 def starting(kind: str, count: int, report: Report, on: int = 0) -> Iterator[Ready]:
-    """Tell that engines or ranks (`kind`) start, and yield the function that tells which one is ready, and with the
-    last one that all are. `on`: number of nodes, 0 for this machine."""
+    """Report that engines or ranks (`kind`) start, and yield a function that reports each one that is ready, and after
+    the last one that all are. `on`: number of nodes, 0 for this machine."""
     begun, left, one_at_a_time = time.monotonic(), set(range(count)), threading.Lock()
     every = f"{count} {kind}{'s' * (count > 1)}"
 

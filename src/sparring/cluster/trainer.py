@@ -20,13 +20,9 @@ class TrainerParts:
     """Parts of a trainer.
 
     Attributes:
-        name: model of `[models]` that is trained.
         path: checkpoint folder that it starts from.
-        plan: the stage's settings for its trainer.
-        models: configs of `[models]` by name.
         train: config of `[train]`, without the stage's keys.
         device: resolved device, `cpu` or `cuda`.
-        threads: CPU threads of one process.
         sharded: hold the parameters in shards too (`[cluster] shard`).
     """
 
@@ -40,22 +36,14 @@ class TrainerParts:
     sharded: bool = False
 
     def load(self, name: str, path: str) -> CausalModel:
-        """Load a model of `[models]` from a folder, to be computed without gradients.
-
-        Raises:
-            BadInput: the folder has no checkpoint that can be loaded so.
-        """
+        """Load a model of `[models]` from a folder, to be computed without gradients."""
         from sparring.model.load import load
 
         spec = self.models[name]
         return load(path, dtype=spec.dtype, device=self.device, numerics=spec.numerics)
 
     def trainer(self, ranks: Ranks | None = None) -> LocalTrainer:
-        """Make the trainer in this process, or the part of one of `ranks`.
-
-        Raises:
-            BadInput: a folder has no checkpoint that can be loaded so, or a loss is not supported.
-        """
+        """Make the trainer in this process, or the part of one of `ranks`."""
         from sparring.model.load import load
         from sparring.train.average import Average
         from sparring.train.ranks import ALONE, RankLayout

@@ -1,4 +1,5 @@
-"""`UnsavedCalls`: what a trainer was asked since its last checkpoint, to be asked again of ranks that replace it."""
+"""`UnsavedCalls`: calls of a trainer since its last checkpoint, which ranks that replace lost ones are called with
+again."""
 
 from __future__ import annotations
 
@@ -15,11 +16,7 @@ BACKWARD, STEP = "forward_backward", "step"
 
 
 class UnsavedCall(NamedTuple):
-    """Call whose data is in the file.
-
-    Attributes:
-        failed: whether it raised an error, and so will again.
-    """
+    """Call whose data is in the file. `failed`: it raised an error, and so will again."""
 
     method: str
     offset: int
@@ -28,11 +25,8 @@ class UnsavedCall(NamedTuple):
 
 
 class UnsavedCalls:
-    """Calls that changed a trainer since its last checkpoint, with their data in a file without a name.
-
-    Attributes:
-        base: last checkpoint; None: the model's folder.
-    """
+    """Calls that changed a trainer since its last checkpoint `base` (None: the model's folder), with their data in a
+    file without a name."""
 
     def __init__(self) -> None:
         self.base: CheckpointRef | None = None
@@ -99,5 +93,4 @@ class UnsavedCalls:
 
     @property
     def _stepped(self) -> int:
-        """Return the number of calls up to the last step."""
         return max((number for number, call in enumerate(self._calls, 1) if call.method == STEP), default=0)

@@ -10,16 +10,8 @@ from sparring.dashboard.report import open_store
 
 
 def write_curves(run_dir: Path) -> list[Path]:
-    """Write `curves/STAGE.csv` for every stage with metrics, and return the files. Rows are steps, columns are metrics,
-    numbers are as recorded; a missing metric is an empty cell.
-
-    Args:
-        run_dir: folder of a run, finished or not.
-
-    Raises:
-        BadInput: the folder has no run.
-        StoreError: the store cannot be read.
-    """
+    """Write `curves/STAGE.csv` for every stage with metrics of a run, finished or not, and return the files. Rows are
+    steps, columns are metrics, numbers are as recorded; a missing metric is an empty cell."""
     store = open_store(run_dir)
     try:
         metrics = {stage: store.metrics(stage) for stage in TRAIN_STAGES}

@@ -23,13 +23,7 @@ FOLDERS = "evaluations"
 
 def evaluations(run_dir: Path, store: Store, config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return a row for each evaluation: of the run's eval stage, of teachers and compared runs, of the folder itself,
-    and of `sparring eval`.
-
-    Args:
-        run_dir: folder of a run, or of one evaluation.
-        store: store of the folder.
-        config: config of the run, as plain data.
-    """
+    which may be that of one evaluation, and of `sparring eval`. `config` is plain data."""
     recorded = list(_recorded_evaluations(run_dir, store, config))
     return [_row(name, evaluation, recorded[:place]) for place, (name, evaluation) in enumerate(recorded)]
 

@@ -41,16 +41,11 @@ GROUP_STAGES = ("rl", "distill", *(f"eval/{name}" for name in OF_A_RUN), "eval")
 
 
 def gather(run_dir: Path, store: Store, *, model: str = "policy", picks_each: int = 3) -> dict[str, Any]:
-    """Return the page's data.
+    """Return the page's data. Of the run's folder, `summary.json`, `config.toml` and checkpoints are read if they
+    exist.
 
     Args:
-        run_dir: folder of the run; `summary.json`, `config.toml` and checkpoints are read if they exist.
-        store: store of the run.
-        model: name of the trained model.
         picks_each: number of groups to show of each kind (first, last, between, best, worst, failed) and stage.
-
-    Raises:
-        StoreError: the store cannot be read.
     """
     _, config = read_config(run_dir)
     groups = _Groups(config, model=model, picks_each=picks_each)
@@ -66,11 +61,7 @@ def gather(run_dir: Path, store: Store, *, model: str = "policy", picks_each: in
 
 
 def figures(run_dir: Path, store: Store) -> dict[str, Any]:
-    """Return the page's data without the groups.
-
-    Raises:
-        StoreError: the store cannot be read.
-    """
+    """Return the page's data without the groups."""
     summary = _summary(run_dir / "summary.json")
     config_text, config = read_config(run_dir)
     metrics = {stage: _curves(store.metrics(stage)) for stage in TRAIN_STAGES}

@@ -35,11 +35,7 @@ class RolloutIndex:
         self._last: dict[str, int] = {}
 
     def update(self, store: Store) -> None:
-        """Read the groups recorded since the last call. A stage that a resumed run rolled back is read again.
-
-        Raises:
-            StoreError: the store cannot be read.
-        """
+        """Read the groups recorded since the last call. A stage that a resumed run rolled back is read again."""
         for stage in GROUP_STAGES:
             last = self._last.get(stage, -1)
             if last >= 0 and next(iter(store.groups(stage=stage, first=last, end=last + 1)), None) is None:
@@ -68,17 +64,8 @@ class RolloutIndex:
         return {axis: names for axis, names in values.items() if len(names) > 1}
 
     def open(self, store: Store, config: Mapping[str, Any], id: str, model: str = "policy") -> dict[str, Any] | None:
-        """Return a rollout with all its tokens for the viewer, or None if it is not recorded.
-
-        Args:
-            store: store of the run.
-            config: config of the run, for its advantages.
-            id: id of the rollout.
-            model: name of the trained model.
-
-        Raises:
-            StoreError: the store cannot be read.
-        """
+        """Return a rollout with all its tokens for the viewer, or None if it is not recorded. Its advantages follow
+        from the run's `config`."""
         line = next((lines[id] for lines in self._lines.values() if id in lines), None)
         if line is None:
             return None
@@ -95,7 +82,6 @@ def find(lines: Sequence[RolloutLine], chosen: Mapping[str, str], words: str = "
     """Return the lines that match, as they are shown.
 
     Args:
-        lines: lines to search.
         chosen: required values of `stage`, `dataset`, `outcome`, `success` or `reward`, as in `RolloutIndex.axes`.
         words: words that must occur in the rollout's id, task, outcome, reason, first question or last answer.
 

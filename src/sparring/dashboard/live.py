@@ -33,15 +33,10 @@ MODEL = "policy"
 
 
 class LivePage:
-    """Page of a run for readers with its key. It reads the run's folder and writes nothing.
+    """Page of a run for readers with its `key`. It reads the run's folder and writes nothing.
 
     Args:
-        folder: folder of the run.
         host: host name of the server, in addition to this machine's local names.
-        key: key that readers need.
-
-    Raises:
-        BadInput: the folder has no run.
     """
 
     def __init__(self, folder: Path, host: str, key: str) -> None:
@@ -153,17 +148,14 @@ def _json(data: dict[str, Any]) -> Response:
 
 
 def serve_report(folder: Path, host: str, port: int, say: Callable[[str], None]) -> None:
-    """Serve a run's page until the process is interrupted.
+    """Serve the page of a run, which may be active, until the process is interrupted.
 
     Args:
-        folder: folder of the run, which may be active.
-        host: address to listen on.
         port: port to listen on; 0: a free one.
         say: called with the page's address, including its key, once it is served.
 
     Raises:
         BadInput: the folder has no run, or the address is taken.
-        KeyboardInterrupt: the user stopped it.
     """
     key = secrets.token_urlsafe(18)
     application = LivePage(folder, host, key).application()

@@ -14,11 +14,8 @@ PickName = Literal["first", "last", "between", "best", "worst", "failed"]
 
 @dataclass(kw_only=True)
 class Picker:
-    """Picker of groups in admission order; `picked()` returns each chosen group once, with its names, in that order.
-
-    Args:
-        per_kind: number of groups of each kind.
-    """
+    """Picker of groups in admission order, `per_kind` of each kind; `picked()` returns each chosen group once, with its
+    names, in that order."""
 
     per_kind: int = 3
     _seen: int = 0

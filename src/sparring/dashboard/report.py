@@ -21,15 +21,7 @@ SCRIPTS = ("charts.js", "viewer.js", "live.js", "page.js")
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write the report of a run, finished or not, and return its path.
-
-    Args:
-        run_dir: folder of the run, with `store.sqlite`.
-
-    Raises:
-        BadInput: the folder has no run.
-        StoreError: the store cannot be read.
-    """
+    """Write the report of a run, finished or not, and return its path."""
     store = open_store(run_dir)
     try:
         data = gather(run_dir, store)
@@ -45,7 +37,6 @@ def open_store(run_dir: Path) -> SqliteStore:
 
     Raises:
         BadInput: the folder has no run.
-        StoreError: the store cannot be read.
     """
     database = run_dir / "store.sqlite"
     if not database.is_file():

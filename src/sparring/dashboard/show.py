@@ -25,7 +25,6 @@ def show(folder: str | os.PathLike[str], name: str | None = None) -> Iterator[st
     outcome and its conversation. The same as `sparring show`, which escapes control characters of the text as well.
 
     Args:
-        folder: folder of the run.
         name: id of a scored group or rollout, such as `rl/12` or `rl/12/3`; None: the newest group of each stage.
 
     Raises:

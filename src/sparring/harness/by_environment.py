@@ -11,11 +11,7 @@ from sparring.types import BoxSpec, Task
 
 
 class HarnessByEnvironment:
-    """Harness that passes each episode to the harness of its task's environment. Implements `protocols.Harness`.
-
-    Args:
-        harnesses: harnesses by environment.
-    """
+    """Harness that passes each episode to the harness of its task's environment. Implements `protocols.Harness`."""
 
     def __init__(self, harnesses: Mapping[str, Harness]) -> None:
         self._harnesses = dict(harnesses)
@@ -49,15 +45,8 @@ class HarnessByEnvironment:
 def behind(
     harness: Harness, open_door: OpenDoor, leases: Callable[[], Leases | None], within_s: float | None = None
 ) -> Harness:
-    """Return the same harness, except that its workers claim rollouts at a server other than the run's. A harness
-    without workers is returned unchanged.
-
-    Args:
-        harness: harness of the run.
-        open_door: opens a session to a program at that server.
-        leases: returns the leases of that server.
-        within_s: seconds in which a worker must claim a rollout; None: unlimited.
-    """
+    """Return the same harness, except that its workers claim rollouts at the server of `open_door` and `leases`, each
+    within `within_s` seconds (None: unlimited). A harness without workers is returned unchanged."""
     moved = getattr(harness, "behind", None)
     return harness if moved is None else moved(open_door, leases, within_s)
 

@@ -14,8 +14,6 @@ class ChatHarness:
         """Hold the conversation to its end.
 
         Raises:
-            LimitReached: a limit of the task was hit.
-            EngineError: the engine failed.
             EnvError: the world raised an untyped error, returned neither an end nor a message, or asked for a
                 constraint that does not compile.
         """

@@ -69,11 +69,8 @@ CLIENTS: dict[str, tuple[str, Callable[[Address], Any]]] = {
 
 
 def clients_of(function: Callable[..., Any], name: str) -> tuple[str, ...]:
-    """Return the clients that a function takes in addition to the episode.
-
-    Args:
-        function: function of a harness.
-        name: name of the function in the recipe.
+    """Return the clients that a harness's function takes in addition to the episode. `name` is the function's in the
+    recipe.
 
     Raises:
         BadInput: a parameter is not in `CLIENTS`, or its package is not installed.

@@ -39,8 +39,8 @@ class Installation:
     Attributes:
         start: beginning of the command in the boxes: the path of the program. If its file names an interpreter by a
             path that boxes do not have, the interpreter's path in the boxes comes first.
-        in_images: the same in boxes of an image of their own. A program that every box of the host's has is there the
-            image's, by its name.
+        in_images: the same in boxes with an image. A program that all boxes of the host have is the image's own there,
+            started by its name.
         search: PATH in the boxes.
         mounts: files and folders of the host that it needs, by their path in the boxes.
         environment: variables that it needs to find its own packages.
@@ -57,7 +57,6 @@ def find_program(preset: AgentProgram, folder: Path) -> Installation:
     """Find the program of a preset.
 
     Args:
-        preset: preset of the program.
         folder: folder of programs, searched before PATH; it need not exist.
 
     Raises:
@@ -101,11 +100,8 @@ def find_program(preset: AgentProgram, folder: Path) -> Installation:
 
 
 def _add(program: Path, mounts: dict[str, str], search: list[str], environment: dict[str, str]) -> None:
-    """Add the mounts of a program on PATH: its package, its interpreter's, and its imports from `pip install --user`.
-
-    Raises:
-        BadInput: a file of the program cannot be mounted in boxes.
-    """
+    """Add the mounts of a program on PATH: its package, its interpreter's, and its imports from `pip install
+    --user`."""
     mounts |= mounts_of_program(program, KEY)
     head = _head(program)
     for place in LED_TO.findall(head):

@@ -31,20 +31,15 @@ async def check_starts(
     environment: Mapping[str, str],
     port: int,
 ) -> None:
-    """Start a program in a box of an image. One that then ends otherwise than in a box of the host's programs does not
-    run there.
+    """Start a program in a box with an image, and refuse an image in which it does not start, or fails although it runs
+    in a box of the host's programs.
 
     Args:
-        name: name of the program's preset, for the refusal.
-        boxes: pool of boxes that run programs.
-        spec: box with the image.
         lines: beginning of its command in the image, and in boxes of the host's programs.
-        environment: complete environment of the program.
         port: port of the box at which nothing answers.
 
     Raises:
-        BadInput: it does not run there, or there is no such image.
-        SandboxError: a box failed.
+        BadInput: it does not run there.
     """
     in_image, on_host = ((*line, ASKED) for line in lines)
     expected = f"an image in which the program of {name} runs"

@@ -38,8 +38,6 @@ class CallableHarness:
         """Hold the conversation to its end.
 
         Raises:
-            LimitReached: a limit of the task was hit.
-            EngineError: the engine failed.
             HarnessError: the function raised an untyped error.
         """
         with boundary(HarnessError, f"harness {self.name}"):
@@ -61,7 +59,6 @@ def load_harness(
     Args:
         name: `[rollout] harness`: `chat`, `workers`, the name of a preset, `path/to/preset.toml`, `package.module:name`
             or `path/to/file.py:name`.
-        roles: roles of the world.
         open_door: opens a session to a client outside this process; None without a gateway.
         programs: folder in which agent programs are searched before PATH.
         leases: returns the run's leases for workers, or None without a server.
@@ -90,8 +87,8 @@ def load_harness(
 
 
 def _run_of(value: Any, name: str, open_door: OpenDoor | None) -> Callable[[Episode], Awaitable[None]]:
-    """Return the function that runs an episode: the user's function, this function with its clients filled in, or `run`
-    of an instance of the user's class.
+    """Return the function that runs an episode: the user's, with its clients filled in, or `run` of an instance of the
+    user's class.
 
     Raises:
         BadInput: the value is neither a coroutine function nor a class whose `run` is one.

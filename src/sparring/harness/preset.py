@@ -105,13 +105,10 @@ def preset_names() -> tuple[str, ...]:
 
 
 def load_preset(name: str) -> tuple[AgentProgram, str]:
-    """Return a preset and the text of its script.
+    """Return a preset and the text of its script, or "".
 
     Args:
         name: name of one of this package's presets, or a path that ends in `.toml`.
-
-    Returns:
-        preset, and the text of its script, or "".
 
     Raises:
         BadInput: the preset does not exist, or does not parse.

@@ -57,7 +57,7 @@ class Address(Protocol):
 
 
 class OpenDoor(Protocol):
-    """Opener of sessions to programs."""
+    """Opener of an HTTP endpoint for a session; the address has its URL and key."""
 
     def __call__(
         self, session: Any, *, models: Mapping[str, Any] = {}, leave_out: Sequence[str] = ()
@@ -65,23 +65,16 @@ class OpenDoor(Protocol):
         """Open a session for as long as the context lasts.
 
         Args:
-            session: session of the policy.
             models: models by the program's names for them.
             leave_out: types of the vendor's own tools that are removed from requests.
         """
 
 
 class ProgramRequests(SessionLayer):
-    """Session layer that counts a program's requests and records what ends its rollout.
-
-    Args:
-        session: session of the rollout.
-        calls: account of the rollout's tool calls, to which this layer adds the calls in replies.
+    """Session layer that counts a program's requests and records what ends its rollout. It adds the calls in replies to
+    the account `calls`.
 
     Attributes:
-        session: session of the rollout.
-        calls: account of the rollout's tool calls.
-        requests: number of requests for a reply.
         limit: limit that the rollout hit, or None. The context length does not count, since a client may compact and go
             on.
         refused: permanent refusal of a request, or None.
@@ -140,7 +133,6 @@ class ProgramRequests(SessionLayer):
             await asyncio.gather(working, over, return_exceptions=True)
 
     def _hit(self, error: LimitReached | RequestRefused) -> None:
-        """Record the end of the rollout."""
         if isinstance(error, RequestRefused):
             self.refused = error
             self._end.set()
@@ -169,18 +161,8 @@ class _OfferedCalls:
 
 
 class ProgramHarness:
-    """Harness that runs an agent program. Implements `protocols.Harness`.
-
-    Args:
-        name: name of the preset.
-        preset: preset of the program.
-        script: text of the preset's script.
-        installation: installed program.
-        open_door: opens a session to the program.
-
-    Attributes:
-        mounts: files and folders of the host that boxes of this run need, by their path in the boxes.
-    """
+    """Harness that runs an agent program. Boxes of this run need its `mounts`: files and folders of the host, by their
+    path in the boxes. Implements `protocols.Harness`."""
 
     def __init__(
         self, name: str, preset: AgentProgram, script: str, installation: Installation, open_door: OpenDoor
@@ -190,12 +172,8 @@ class ProgramHarness:
         self._preset, self._script, self._installation, self._open_door = preset, script, installation, open_door
 
     def box_of(self, task: Task, *, tools: bool) -> BoxSpec:
-        """Return the box for a rollout of a task: the task's, with room for the program if it runs there.
-
-        Args:
-            task: task of the rollout.
-            tools: whether the world has tools, which then have the box to themselves.
-        """
+        """Return the box for a rollout of a task: the task's, with room for the program if it runs there. If the world
+        has tools, they have the box to themselves."""
         spec = task.box or BoxSpec(timeout_s=60.0)
         return spec if tools else self._with_program_limits(spec)
 
@@ -210,12 +188,7 @@ class ProgramHarness:
 
     async def check_image(self, task: Task, boxes: Boxes, *, tools: bool) -> bool:
         """Start the program in a box of the task's image. Return False where the task has none of its own, or the
-        program has another box.
-
-        Raises:
-            BadInput: it does not run there, and the error says what its loader said; or there is no such image.
-            SandboxError: a box failed.
-        """
+        program has another box."""
         spec, installed = self.box_of(task, tools=tools), self._installation
         if tools or spec.image in HOST_IMAGES:
             return False
@@ -339,17 +312,8 @@ class ProgramHarness:
 
 
 def load_program(name: str, folder: Path, open_door: OpenDoor, *, calls_from_code: bool = False) -> ProgramHarness:
-    """Return the harness of a preset.
-
-    Args:
-        name: name of the preset, or a path to one.
-        folder: folder of programs.
-        open_door: opens a session to the program.
-        calls_from_code: sets the preset's key of this name.
-
-    Raises:
-        BadInput: the preset does not exist, or its program is not installed.
-    """
+    """Return the harness of a preset, whose key `calls_from_code` is set. `name` may be a path to a preset; `folder` is
+    searched for the program."""
     preset, script = load_preset(name)
     if calls_from_code and not preset.calls_from_code:
         preset = msgspec.structs.replace(preset, calls_from_code=True)
@@ -357,11 +321,7 @@ def load_program(name: str, folder: Path, open_door: OpenDoor, *, calls_from_cod
 
 
 def _box_of(episode: Episode) -> Any:
-    """Return the box of an episode.
-
-    Raises:
-        SandboxError: the box runs no programs.
-    """
+    """Return the box of an episode. Raises SandboxError if it runs no programs."""
     box = episode.box
     if box is None or not hasattr(box, "program"):
         raise SandboxError(f"{KEY}: expected a box that runs programs; do: set sandbox.enabled = true")

@@ -30,12 +30,7 @@ def relay_to(url: str) -> Callable[[socket.socket], Awaitable[None]]:
 
 class Relay:
     """Relay of bytes, both ways, until the server closes. A program may close its sending side after the request and
-    still read the answer.
-
-    Args:
-        host: host of the server.
-        port: port of the server.
-    """
+    still read the answer."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port

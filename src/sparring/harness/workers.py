@@ -29,7 +29,6 @@ class WorkerHarness:
     """Harness that lets workers play. Implements `protocols.Harness`.
 
     Args:
-        open_door: opens a session to a program.
         leases: returns the run's leases, or None without a server.
         shown: fields of a task's data that its worker may see.
         calls_from_code: whether the workers' models write code that calls the world's tools.
@@ -114,11 +113,7 @@ class WorkerHarness:
 
 
 async def _wait_for_claim(offer: RolloutOffer, within_s: float | None) -> None:
-    """Wait until a worker claims a rollout.
-
-    Raises:
-        HarnessError: none did within `within_s` seconds.
-    """
+    """Wait until a worker claims a rollout. Raises HarnessError if none does within `within_s` seconds."""
     try:
         async with asyncio.timeout(within_s):
             await offer.claimed.wait()
@@ -132,8 +127,6 @@ async def _wait_for_end(offer: RolloutOffer, requests: ProgramRequests) -> Lease
 
     Raises:
         WorkerLost: the lease expired.
-        LimitReached: the rollout hit a limit, and its worker did not finish.
-        RequestRefused: a request was refused for good, and the worker did not finish.
     """
     end = await requests.awaited(offer.ended(), GRACE_S)
     cause = requests.limit or requests.refused

@@ -23,7 +23,6 @@ class HeldCall:
     """Tool call in a reply.
 
     Attributes:
-        call: sampled call.
         number: number of the call in its rollout, from 1.
         answer: answer of the world; None before the call has run.
     """
@@ -37,7 +36,6 @@ class SampledCalls:
     """Account of a rollout's tool calls: each sampled call may run once, until the agent continues its conversation.
 
     Args:
-        most: maximum number of calls of the rollout.
         from_code: whether the model writes code that calls tools. Such calls are in no reply, but they count.
 
     Attributes:
@@ -55,13 +53,8 @@ class SampledCalls:
         self._ids: set[str] = set()
 
     def offer(self, reply: str, at: int, call: ToolCall) -> None:
-        """Allow one run of a call in a reply. Called once the client may have seen the call.
-
-        Args:
-            reply: id of the reply.
-            at: place of the call in the reply.
-            call: call as the client sees it. Arguments that did not parse match no call.
-        """
+        """Allow one run of the call at place `at` of a reply, as the client sees it. Called once the client may have
+        seen it. Arguments that did not parse match no call."""
         if (reply, at) not in self._all:  # a turn sampled again after an engine failure has the same calls
             self.count += 1
             self._all[reply, at] = HeldCall(call, self.count)
@@ -101,13 +94,8 @@ class SampledCalls:
     def claim(self, call: ToolCall, tools: Sequence[ToolSpec]) -> HeldCall:
         """Return the sampled call that a program's call matches, and use it up.
 
-        Args:
-            call: call of the program.
-            tools: tools of the world.
-
         Raises:
             UnsampledCall: no reply contains the call.
-            LimitReached: the rollout has made too many calls.
         """
         names = [tool.name for tool in tools]
         schema = next((tool.parameters for tool in tools if tool.name == call.name), {})
@@ -137,15 +125,7 @@ class SampledCalls:
 
 class WorldTools:
     """Tools of a world that a program calls by MCP, one call after another, because the world takes one reply at a
-    time. Implements `protocols.ToolHost`.
-
-    Args:
-        env: world with the tools.
-        calls: account of the rollout's calls.
-
-    Attributes:
-        done: whether the world has ended.
-    """
+    time. Implements `protocols.ToolHost`."""
 
     def __init__(self, env: World, calls: SampledCalls) -> None:
         self._env, self._calls = env, calls
@@ -183,7 +163,6 @@ class WorldTools:
         """Pass the program's last reply to the world, unless it has ended.
 
         Args:
-            reply: last reply of the program.
             of: policy's reply from which the program derived `reply`; None: `reply` itself is the policy's.
 
         Raises:
@@ -197,13 +176,8 @@ class WorldTools:
 def are_equal(sampled: ToolCall, sent: ToolCall, schema: Mapping[str, Any]) -> bool:
     """Return whether a program's call has the sampled arguments.
 
-    Numbers are compared as JSON's (1 equals 1.0), and keys in any order. An omitted argument has the schema's default.
-    A client may drop arguments that the schema does not name.
-
-    Args:
-        sampled: call of a reply.
-        sent: call of the program.
-        schema: JSON schema of the tool's arguments.
+    Numbers are compared as JSON's (1 equals 1.0), and keys in any order. An omitted argument has the default of
+    `schema`, the JSON schema of the tool's arguments. A client may drop arguments that the schema does not name.
     """
     if sampled.arguments is None or sent.arguments is None:
         return False

@@ -1,5 +1,4 @@
-"""Comparison of a run's recipe with the recipe that the run began with. Only some settings may change, and `rl.steps`
-and `distill.steps` may grow."""
+"""Comparison of a run's recipe with the recipe that the run began with."""
 
 from __future__ import annotations
 
@@ -39,10 +38,8 @@ AFTER = {"rl": ("distill", "eval", "export"), "distill": ("eval", "export")}
 
 def compare(folder: Path, config: RunConfig, store: Store | None) -> list[str]:
     """Compare a config with the config that the folder's run began with. They must be equal, except that a live stage
-    may have more steps, and that the layout may differ if both have the same bits.
-
-    Args:
-        store: store of the run, or None before it has one.
+    may have more steps, and that the layout may differ where it changes no bits. `store` is None before the run has
+    one.
 
     Returns:
         Sentences for the user about live stages that get more steps.
@@ -102,7 +99,7 @@ def raised(folder: Path, config: RunConfig) -> dict[str, tuple[int, int]]:
 
 def claim(context: Context, changes: Mapping[str, tuple[int, int]]) -> None:
     """Write the resolved config into a run's folder if the folder is new, if steps were raised, or if the layout
-    changed. An event tells a change of the layout. A new folder gets the policy's tokenizer."""
+    changed. A change of the layout is reported as an event. A new folder gets the policy's tokenizer."""
     file = context.folder / CONFIG
     moved = _layout_changes(context)
     if changes:
@@ -151,11 +148,7 @@ def _recorded_recipe(folder: Path) -> dict[str, Any] | None:
 
 def check_raised(store: Store, config: RunConfig, changes: Mapping[str, tuple[int, int]]) -> list[str]:
     """Refuse more steps for a stage if it ended early, if a later stage has trained on its weights, or if its learning
-    rate has decayed to 0.
-
-    Raises:
-        BadInput: the stage cannot be continued.
-    """
+    rate has decayed to 0."""
     facts = []
     for stage, (before, now) in changes.items():
         where, length = f"{stage}.steps", first_steps(store, stage, before)
@@ -184,12 +177,8 @@ def check_raised(store: Store, config: RunConfig, changes: Mapping[str, tuple[in
 
 
 def raise_steps(context: Context, changes: Mapping[str, tuple[int, int]]) -> None:
-    """Prepare a run for more steps: record the change, and mark the results of later stages as superseded. Must be
-    called before the folder gets its new recipe.
-
-    Args:
-        changes: numbers of steps before and now, by stage.
-    """
+    """Prepare a run for more steps: record the change (steps before and now, by stage), and mark the results of later
+    stages as superseded. Must be called before the folder gets its new recipe."""
     store, folder = context.store, context.folder
     for stage, (before, now) in changes.items():
         record = list(store.get(raises_key(stage)) or ())
@@ -211,11 +200,9 @@ def _teachers(config: RunConfig) -> list[str]:
 
 
 def config_differences(old: Any, new: Any, path: str = "", *, ignored: Collection[str] = NO_DIFFERENCE) -> list[str]:
-    """Return the keys in which two configs differ, as `path (old -> new)`.
+    """Return the keys in which two configs, as plain data, differ: `path (old -> new)`.
 
     Args:
-        old: first config as plain data, or its part under `path`.
-        new: second config, or its part under `path`.
         path: dotted path of the compared part; empty for the whole config.
         ignored: settings, or tables of settings, that are not compared.
     """

@@ -86,7 +86,6 @@ class _Interrupt:
     time, and at every further signal, KeyboardInterrupt is raised in the line that blocks the loop.
 
     Args:
-        loop: event loop of the main thread.
         cancel: asyncio's own handler, or another that cancels the main task.
 
     Attributes:

@@ -40,17 +40,12 @@ class Chat:
     Attributes:
         cut_short: reason why the last answer was cut short; "" if it was not.
         proposals: texts of held-out tasks of the run; empty for a bare checkpoint.
-        notes: sentences for the user before the first question.
 
     Args:
         path: Hugging Face folder, or a run or one of its saved steps. The chat of a run uses the run's world and tasks.
-        tools: whether tools are offered.
         temperature: sampling temperature; 0 is greedy.
         max_tokens: maximum number of sampled tokens in one turn.
-        seed: seed of the sampling; the same seed and words give the same answers.
-
-    Raises:
-        BadInput: there is no checkpoint, or it cannot be served.
+        seed: the same seed and words give the same answers.
     """
 
     def __init__(self, path: Path, *, tools: bool, temperature: float, max_tokens: int, seed: int) -> None:
@@ -87,14 +82,8 @@ class Chat:
         self.cut_short = ""
 
     async def begin(self, number: int = 0) -> list[Message]:
-        """Start a new conversation and return its first messages.
-
-        Args:
-            number: number of the proposal to begin with, from 1; 0 lets the user begin.
-
-        Raises:
-            EnvError: the world cannot be opened.
-        """
+        """Start a new conversation and return its first messages. `number` is the proposal to begin with, from 1; 0
+        lets the user begin."""
         task = self._tasks[number - 1] if number else None
         if self._world is not None:
             return await self._world.begin(task)
@@ -105,7 +94,6 @@ class Chat:
 
         Raises:
             LimitReached: the conversation exceeds the model's context.
-            EnvError: the world's code raised an exception.
         """
         between: list[Message] = []
         specs = self._world.tools if self._world is not None else ()
@@ -149,11 +137,7 @@ def _choose_setting(
     recipe: RunConfig | None, tools: bool, renderer: Renderer
 ) -> tuple[ChatSetting | None, tuple[str, ...]]:
     """Return the setting of a chat and sentences about it for the user. A bare checkpoint whose chat format cannot show
-    tools gets no tools.
-
-    Raises:
-        BadInput: a bare checkpoint's tool needs a box, and this machine can make none.
-    """
+    tools gets no tools."""
     if recipe is None:
         if not tools:
             return None, ()

@@ -20,7 +20,6 @@ from sparring.tasks.files import read_rows
 from sparring.types import BoxSpec, Limits, Message, Observation, Task, ToolSpec
 
 PROPOSED = 3
-"""Number of tasks that a chat proposes."""
 
 LOOKED_AT = 64
 """Number of held-out tasks from which the proposals are chosen."""
@@ -34,14 +33,8 @@ class _PythonWorld(PythonTool, Env):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatSetting:
-    """Environment, tasks and sandbox of a chat.
-
-    Attributes:
-        make: makes a world for one conversation.
-        tasks: tasks that are proposed to the user.
-        blank: task of a conversation that begins with the user's own words.
-        sandbox: settings of boxes.
-    """
+    """Environment, tasks and sandbox of a chat. `tasks` are proposed to the user; `blank` is the task of a conversation
+    that begins with the user's own words."""
 
     make: Callable[[], AnyEnv]
     tasks: tuple[Task, ...] = ()
@@ -50,11 +43,7 @@ class ChatSetting:
 
 
 def bare_setting() -> ChatSetting:
-    """Return a setting with a Python tool in a box and without tasks.
-
-    Raises:
-        BadInput: this machine cannot make boxes.
-    """
+    """Return a setting with a Python tool in a box and without tasks."""
     check_sandbox(SandboxConfig())
     return ChatSetting(
         make=_PythonWorld, blank=Task(id="chat", env="chat", messages=(), limits=UNLIMITED, box=BoxSpec())
@@ -91,12 +80,7 @@ async def _no_judge(name: str) -> Replies:
 
 
 class ChatWorld:
-    """World of the current conversation, made again for each conversation.
-
-    Args:
-        setting: setting of the chat.
-        boxes: pool that boxes are taken from; the caller closes it.
-    """
+    """World of the current conversation, made again for each conversation. The caller closes `boxes`."""
 
     def __init__(self, setting: ChatSetting, boxes: Boxes) -> None:
         self._setting, self._boxes = setting, boxes
@@ -111,15 +95,8 @@ class ChatWorld:
         return self._world.tools
 
     async def begin(self, task: Task | None) -> list[Message]:
-        """Close the world of the last conversation and return the first messages of the next one.
-
-        Args:
-            task: task that the world is opened with; None lets the user begin.
-
-        Raises:
-            EnvError: the world cannot be opened.
-            SandboxError: no box is available.
-        """
+        """Close the world of the last conversation, open that of `task`, and return its first messages. Without a task,
+        the user begins."""
         await self.close()
         self._world, self._task = GuardedEnv(self._setting.make), task or self._setting.blank
         if task is None:
@@ -129,12 +106,7 @@ class ChatWorld:
 
     async def step(self, reply: Message) -> Observation:
         """Return the world's answer to a reply. Without a task, the world is opened at the first reply that calls a
-        tool.
-
-        Raises:
-            EnvError: the world's code raised an exception.
-            SandboxError: the box failed.
-        """
+        tool."""
         if not self._is_open:
             if not reply.tool_calls:
                 return Observation(done=True)

@@ -1,5 +1,4 @@
-"""Search for a checkpoint by a path of the command line: a folder, a run (its newest weights), or a saved step by its
-name (`runs/quickstart/rl/best`)."""
+"""Search for a checkpoint by a path of the command line."""
 
 from __future__ import annotations
 
@@ -30,7 +29,6 @@ def open_record(run: Path) -> SqliteStore:
 
     Raises:
         BadInput: the folder has no run, or one of another version.
-        StoreError: the record is damaged.
     """
     if not (run / CONFIG).is_file():
         got = f"a folder without {CONFIG}" if run.is_dir() else "no folder"
@@ -41,12 +39,7 @@ def open_record(run: Path) -> SqliteStore:
 def find_checkpoint(path: Path) -> Path:
     """Return the Hugging Face or adapter folder of a path. The path may be such a folder, a GGUF file (which is
     converted), the folder of a run (its newest weights), or a saved step of a run: `RUN/STAGE/best`, `RUN/STAGE/last`
-    or `RUN/STAGE/step-000146`. Without STAGE, it is a step of the last stage that trains.
-
-    Raises:
-        BadInput: the path has no checkpoint, or is a run of another version.
-        StoreError: the saved step, or the record of the run, is damaged.
-    """
+    or `RUN/STAGE/step-000146`. Without STAGE, it is a step of the last stage that trains."""
     if _is_run(path):
         is_blank(path / STORE)  # refuses another version
     folder = _find(path)
@@ -72,28 +65,14 @@ def _find(path: Path) -> Path:
 
 
 def checkpoint_or_hub(name: str) -> Path:
-    """Return the folder of a name: a path as in `find_checkpoint`, or a model of the Hugging Face hub.
-
-    Raises:
-        BadInput: no checkpoint has this name.
-    """
+    """Return the folder of a name: a path as in `find_checkpoint`, or a model of the Hugging Face hub."""
     path = Path(name)
     return find_checkpoint(path) if path.is_dir() or _parse_step_name(path) is not None else local_folder(name)
 
 
 def export_checkpoint(path: Path, out: Path, dtype: str) -> list[str]:
-    """Write a checkpoint as a Hugging Face folder. A checkpoint of a run gets the run's chat format.
-
-    Args:
-        path: path as in `find_checkpoint`.
-
-    Returns:
-        Sentences about the chat format.
-
-    Raises:
-        BadInput: there is no such checkpoint.
-        StoreError: it is damaged, or the disk is full.
-    """
+    """Write a checkpoint, found as by `find_checkpoint`, as a Hugging Face folder, and return sentences about its chat
+    format. A checkpoint of a run gets the run's chat format."""
     from sparring.recipe.load import load_recorded
     from sparring.stages.export import export_folder
 

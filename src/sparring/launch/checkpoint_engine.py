@@ -36,8 +36,6 @@ class Generation:
     """One sampled reply.
 
     Attributes:
-        message: parsed reply: text, reasoning, tool calls.
-        prompt_tokens: token ids of the prompt.
         completion: sampled ids, their log-probabilities, and why sampling ended.
     """
 
@@ -214,11 +212,7 @@ class CheckpointEngine:
 
 
 async def _gather(engine: NativeEngine, requests: Sequence[GenerateRequest]) -> list[Completion]:
-    """Return the completions in the order of the requests.
-
-    Raises:
-        EngineError: a request failed; the others are cancelled.
-    """
+    """Return the completions in the order of the requests. If one fails, cancel the others."""
     running = [asyncio.ensure_future(engine.generate(request)) for request in requests]
     try:
         return list(await asyncio.gather(*running))

@@ -44,7 +44,7 @@ class ComparedRuns:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedRun:
-    """Run in its folder: its name for the report, its config and its store."""
+    """Run in its folder."""
 
     folder: Path
     config: RunConfig
@@ -61,16 +61,7 @@ class RecordedRun:
 
 def compare_runs(left: Path, right: Path) -> ComparedRuns:
     """Compare two runs stage by stage, finished or not: recorded rollouts and steps, published weights, and written
-    weights. Settings that differ are reported but do not count as a difference.
-
-    Args:
-        left: folder of the first run.
-        right: folder of the second run.
-
-    Raises:
-        BadInput: a folder contains no run, or a file of weights is damaged.
-        StoreError: a store is damaged.
-    """
+    weights. Settings that differ are reported but do not count as a difference."""
     with closing(open_record(left)) as first, closing(open_record(right)) as second:
         runs = (
             RecordedRun(folder=left, config=load_recorded(left / CONFIG), store=first),
@@ -130,7 +121,6 @@ def _of_stage(left: RecordedRun, right: RecordedRun, stage: str) -> Iterator[Com
 
 
 def _traces_difference(left: SqliteStore, right: SqliteStore) -> Comparison:
-    """Return the first collected trace that differs."""
     number = 0
     while True:
         first, second = (store.get(f"collect/{number}") for store in (left, right))

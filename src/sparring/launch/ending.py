@@ -23,16 +23,9 @@ Handler = Callable[[int, FrameType | None], Any]
 
 
 class Ending:
-    """Handler of `SIGNALS`. The first signal interrupts the command like Ctrl-C, so that it closes its parts. At a
-    second one, or after `within_s` seconds, the process ends at once: closing waits for a call of the trainer, which
-    may take longer.
-
-    Args:
-        within_s: seconds from the first signal to the end of the process.
-
-    Attributes:
-        came: the first signal; None before it.
-    """
+    """Handler of `SIGNALS`. The first signal, `came`, interrupts the command like Ctrl-C, so that it closes its parts.
+    At a second one, or after `within_s` seconds, the process ends at once: closing waits for a call of the trainer,
+    which may take longer."""
 
     def __init__(self, within_s: float = WITHIN_S) -> None:
         self.came: signal.Signals | None = None

@@ -77,7 +77,6 @@ def evaluate_subjects(config: RunConfig, subjects: Sequence[Subject | Path], gat
 
     Raises:
         BadInput: a subject, the recipe or the gate is refused.
-        EvaluationFailed: the infrastructure or a judge broke too many rollouts.
     """
     config = resolve(config)
     results = {index: read_result(path) for index, path in enumerate(subjects) if isinstance(path, Path)}
@@ -112,12 +111,8 @@ def compared(before: Evaluated, after: Evaluated, gate: Gate | None = None) -> C
 
 
 def _check_figure(figure: str, config: EvalConfig, results: Sequence[Evaluated | None]) -> None:
-    """Refuse the metric of a gate if the evaluations will not have it, before hours of sampling. A result of None
-    stands for an evaluation that is still to be made.
-
-    Raises:
-        BadInput: an evaluation will not have the metric.
-    """
+    """Raise BadInput if the evaluations will not have a gate's metric, before hours of sampling. A result of None
+    stands for an evaluation that is still to be made."""
     evaluations = [result.evaluation for result in results if result is not None]
     samples = min(config.samples if result is None else result.evaluation.samples for result in results)
     ks = config.ks if results[0] is None else sorted(map(int, results[0].evaluation.pass_at))
@@ -133,12 +128,8 @@ def _no_such_figure(figure: str, figures: Sequence[str]) -> Exception:
 
 
 def evaluated_as(config: RunConfig, name: str, tokenizer: Path | None) -> Subject | Path:
-    """Return the subject of a name: an endpoint's URL, a result file, or the folder of a checkpoint or a run.
-
-    Args:
-        config: recipe; its policy gives the tokenizer of an endpoint, unless `tokenizer` does.
-        name: subject as the user wrote it.
-        tokenizer: folder of a tokenizer, or None.
+    """Return the subject of a name: an endpoint's URL, a result file, or the folder of a checkpoint or a run. An
+    endpoint's tokenizer is in `tokenizer`, else that of the recipe's policy.
 
     Raises:
         BadInput: there is no such folder, or no tokenizer for an endpoint.
@@ -163,11 +154,7 @@ def evaluated_as(config: RunConfig, name: str, tokenizer: Path | None) -> Subjec
 
 
 def check_writable(path: Path) -> None:
-    """Check that a result file can be written, before hours of work for it.
-
-    Raises:
-        BadInput: it cannot be written.
-    """
+    """Raise BadInput if a result file cannot be written, before hours of work for it."""
     if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
         raise refusal(str(path), "a file in a writable folder", "none", "choose another")
 
@@ -202,7 +189,6 @@ async def _evaluate_all(config: RunConfig, subjects: Sequence[Subject | Evaluate
 
 
 def _tell(config: ObserveConfig, stage: str, text: str) -> None:
-    """Print a sentence before the first evaluation shows its progress."""
     sink = progress(config)
     sink.event(stage, text)
     sink.close()

@@ -47,11 +47,8 @@ def load_recipe(path: str | os.PathLike[str], overrides: Sequence[str] | Mapping
 
 
 def run(config: RunConfig) -> Path:
-    """Run a recipe, or resume it if it was stopped. The same as `sparring run`; it also works in a notebook, whose
-    event loop waits.
-
-    Args:
-        config: recipe, of `load_recipe` or built in Python.
+    """Run a recipe, or resume it if it was stopped. `config` comes from `load_recipe` or is built in Python. The same
+    as `sparring run`; it also works in a notebook, whose event loop waits.
 
     Returns:
         The run's folder, with `summary.json`, `report.html` and the checkpoints in it.
@@ -126,16 +123,8 @@ def evaluate(
 
 
 def _validate(config: RunConfig, where: str, **changed: Mapping[str, Any]) -> RunConfig:
-    """Return the recipe with its types checked, because msgspec does not check types when a struct is built in Python.
-
-    Args:
-        config: recipe of the caller.
-        where: name of the calling function, for errors.
-        changed: values to replace, by section and key.
-
-    Raises:
-        BadInput: it is no recipe, or a value has a wrong type.
-    """
+    """Return the recipe, with `changed` values by section and key, checked against its types: msgspec does not check
+    them when a struct is built in Python. Errors name `where`, the calling function."""
     _expect_recipe(config, where)
     data = msgspec.to_builtins(config)
     return from_data({**data, **{section: {**data[section], **keys} for section, keys in changed.items()}}, where)
@@ -150,11 +139,7 @@ def _expect_recipe(config: object, where: str) -> None:
 
 
 def _toml(key: object, value: Any) -> str:
-    """Return a Python value as TOML on one line.
-
-    Raises:
-        BadInput: TOML has no such value.
-    """
+    """Return a Python value as TOML on one line. Raises BadInput if TOML has no such value."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):

@@ -20,11 +20,10 @@ AGAIN_S = 1.0
 
 
 def serve_gateway(folder: Path, host: str, port: int, say: Callable[[str], None]) -> None:
-    """Serve agent programs for the rollouts of a run until it is over. If the run's process ends early, programs are
-    told to retry until another process resumes the run.
+    """Serve agent programs for the rollouts of an active run until it is over. If the run's process ends early,
+    programs are told to retry until another process resumes the run.
 
     Args:
-        folder: folder of the run, which must be running.
         port: port to listen on; 0 takes a free one.
         say: called with sentences for the user; the first names the address, once requests are answered.
 
@@ -70,14 +69,8 @@ async def _attend(
     begun: str,
     say: Callable[[str], None],
 ) -> Word:
-    """Return the last word of a run, over all processes that resume it.
-
-    Args:
-        control: connection to the run's process, which is ready.
-        listening: socket that is handed over to each process of the run.
-        server: server that attends the socket while there is none.
-        begun: first sentence for the user.
-    """
+    """Hand `listening` over to each process of the run, one after the other, and let `server` answer while there is
+    none. Return the run's last word. `begun` is the first sentence for the user."""
     there = True
     while True:
         with suppress(InfraError), control:

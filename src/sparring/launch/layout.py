@@ -30,22 +30,14 @@ limit the length of a conversation; `engine.update.live_kv`, which decides the v
 
 def layout_keys(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the settings of a run that may change with its layout: `LAYOUT`, or none if `depends_on_layout`; of a run
-    on vLLM `ADDRESSES`, because its servers sample alike wherever they are.
-
-    Args:
-        config: recipe as plain data.
-    """
+    on vLLM `ADDRESSES`, because its servers sample alike wherever they are."""
     if config["engine"]["kind"] == "vllm":
         return ADDRESSES
     return () if depends_on_layout(config) else LAYOUT
 
 
 def depends_on_layout(config: Mapping[str, Any]) -> str:
-    """Return why another layout would change a run's bits; empty if it would not.
-
-    Args:
-        config: recipe as plain data.
-    """
+    """Return why another layout would change a run's bits; empty if it would not."""
     kind = config["engine"]["kind"]
     if kind not in EXACT_ENGINES:
         return f'engine.kind is "{kind}", whose tokens are not those of the trainer\'s own module'
@@ -59,12 +51,7 @@ def is_layout(difference: str) -> bool:
 
 
 def reason(begun: Mapping[str, Any], now: Mapping[str, Any], differences: Iterable[str]) -> str:
-    """Return a clause that says why a run's layout may not change, or an empty text if no difference is of the layout.
-
-    Args:
-        begun: recipe that the run began with, as plain data.
-        now: recipe of the resume.
-        differences: differences that are refused, as of `config_differences`.
-    """
+    """Return a clause that says why a run's layout may not change, or "" if none of the `differences` is of the
+    layout."""
     why = depends_on_layout(begun) or depends_on_layout(now)
     return f" ({why})" if why and any(map(is_layout, differences)) else ""

@@ -41,16 +41,15 @@ async def outside(
     gateway: str = "",
     keys_of: Path | None = None,
 ) -> AsyncIterator[None]:
-    """Serve workers and senders of rewards inside a context. Keys of an earlier process of the run are used again.
+    """Serve workers and senders of rewards inside a context, and write address and keys into the folder. Keys of an
+    earlier process of the run are used again.
 
     Args:
-        folder: folder that the address and the keys are written into.
-        tell: called with `run` and the address.
         gateway: address of `sparring gateway` that answers instead of the run's server, or empty.
         keys_of: folder with the keys to use; None uses `folder`.
 
     Raises:
-        BadInput: the address is taken, the file of keys is invalid, or the folder cannot be made.
+        BadInput: the folder cannot be made.
     """
     path = folder / KEYS
     with boundary(BadInput, str(folder), "a folder that can be created", "choose another --name"):
@@ -66,11 +65,8 @@ async def outside(
 
 
 def _read_keys(path: Path) -> RunKeys | None:
-    """Return the keys of an earlier process, or None if there is no file of keys.
-
-    Raises:
-        BadInput: the file is invalid.
-    """
+    """Return the keys of an earlier process, or None if there is no file of keys. Raises BadInput if the file is
+    invalid."""
     if not path.exists():
         return None
     try:

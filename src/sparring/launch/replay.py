@@ -38,7 +38,6 @@ class Steps:
     """Steps of a live stage that are replayed.
 
     Attributes:
-        stage: name of the stage.
         start: step of the checkpoint that training starts from; 0 is the stage's input.
         first: first step whose rollouts are sampled again.
         last: last step that is sampled again and trained.
@@ -54,12 +53,7 @@ class Steps:
 
 @dataclass(kw_only=True, slots=True)
 class ReplayResult:
-    """Result of a replay.
-
-    Attributes:
-        identical: whether every bit equals the record.
-        lines: report for the user.
-    """
+    """Result of a replay: whether every bit equals the record, and a report for the user."""
 
     identical: bool = True
     lines: list[str] = field(default_factory=list)
@@ -77,7 +71,6 @@ def replay_run(
     every step are compared with the record.
 
     Args:
-        folder: folder of the run, which is not changed.
         stage: name of a live stage; None replays each one that has published weights.
         steps: first and last step; None is the first or last of the stage.
         sampling: whether the turns are sampled again. If not, the steps are trained again from the recorded turns.
@@ -107,7 +100,6 @@ def replay_rollout(folder: Path, rollout_id: str, threads: int | None = None) ->
     that made the weights are trained again.
 
     Args:
-        folder: folder of the run.
         rollout_id: id of the rollout, as in the report.
         threads: number of CPU threads instead of `[run] threads`.
 
@@ -191,11 +183,7 @@ def _steps(
 
 
 def _check_published(store: SqliteStore, folder: Path, stage: str, expected: str, least: int) -> int:
-    """Return the last step of a stage whose weights were published.
-
-    Raises:
-        BadInput: the step is before `least`.
-    """
+    """Return the last step of a stage whose weights were published; refuse one before `least`."""
     published = GroupLog(store, stage).last_published(0)
     if stage not in ONLINE_STAGES or published < least:
         offline = f"{stage}, which trains nothing that it samples"
@@ -205,11 +193,8 @@ def _check_published(store: SqliteStore, folder: Path, stage: str, expected: str
 
 
 def _steps_to(store: SqliteStore, folder: Path, rollout: str, versions: set[int]) -> Steps:
-    """Return the steps that trained all versions which sampled a rollout, beginning at the last checkpoint before them.
-
-    Raises:
-        BadInput: the run has not recorded how these versions were trained.
-    """
+    """Return the steps that trained all versions which sampled a rollout, beginning at the last checkpoint before
+    them."""
     stage, last = rollout.partition("/")[0], max(versions)
     _check_published(store, folder, stage, f"weights of version {last}", last)
     start = max((ref.step for ref in store.checkpoints(stage) if ref.step <= min(versions)), default=0)
@@ -268,13 +253,8 @@ class Differs(Exception):
 
 class ReplayedUpdates:
     """Weight updates of an engine that only samples recorded turns. An update waits until all recorded turns of the
-    version before are sampled again; meanwhile the next step is trained. Implements `loop.ServesWeights`.
-
-    Args:
-        context: context of the run's copy.
-        steps: steps that are replayed.
-        sampling: whether turns are sampled again. If not, the steps are trained again from the recorded turns.
-    """
+    version before are sampled again; meanwhile the next step is trained. Without `sampling`, the steps are trained from
+    the recorded turns alone. Implements `loop.ServesWeights`."""
 
     _engine: Engine
 
@@ -285,23 +265,14 @@ class ReplayedUpdates:
         self._under: asyncio.Task[None] | None = None
 
     def serve(self, engine: Engine, source: Path) -> ReplayedUpdates:
-        """Set the engine of the policy; the stage calls it before training.
-
-        Args:
-            engine: engine of the policy.
-            source: checkpoint folder that the engine serves.
-        """
+        """Set the engine of the policy, which serves the checkpoint `source`; the stage calls it before training."""
         self._engine = engine
         if self._sampling:
             self._resampling = Resampling(engine, renderer_of(self._context.config, source))
         return self
 
     async def pull(self, ref: WeightRef) -> None:
-        """Serve published weights, after the turns of the version before were compared.
-
-        Raises:
-            Differs: a bit differs from the record.
-        """
+        """Serve published weights, after the turns of the version before were compared."""
         await self.finish()
         await self._engine.pull(ref)
         self._under = asyncio.get_running_loop().create_task(self._sample())

@@ -53,17 +53,7 @@ def run_recipe(config: RunConfig) -> Path:
 
 
 def run_with_earlier(config: RunConfig) -> Path:
-    """Run the recipes of `[run] after`, with those that they name in turn, and then this one.
-
-    Args:
-        config: recipe of the last run.
-
-    Returns:
-        Its folder.
-
-    Raises:
-        BadInput: a recipe is refused as by `run_recipe`, or a recipe waits for itself.
-    """
+    """Run the recipes of `[run] after`, with those that they name in turn, and then this one. Return its folder."""
     for earlier in _earlier_recipes(config, ()):
         run_recipe(earlier)
     return run_recipe(config)
@@ -237,11 +227,7 @@ def cluster_of(config: RunConfig, **settings: Any) -> Cluster:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make the folder of a run.
-
-    Raises:
-        BadInput: the folder cannot be made.
-    """
+    """Make the folder of a run; raise BadInput if that fails."""
     from sparring.stages.preflight.directory import check_directory
 
     check_directory(folder.parent)
@@ -310,9 +296,6 @@ async def answered_outside(
     `sparring gateway` if the recipe names one.
 
     Args:
-        folder: folder that the address and the keys are written into.
-        tell: called with `run` or `gateway`, and the address.
-        gateway_too: whether `sparring gateway` is served.
         keys_of: folder with the keys to use; None uses `folder`.
     """
     workers = "workers" in config.harnesses
@@ -335,7 +318,6 @@ def _name_of(key: str) -> str:
 
 
 def _by_domain(parts: Mapping[str, T]) -> dict[str, T]:
-    """Return parts with the names of environments as keys."""
     return {_name_of(key): part for key, part in parts.items()}
 
 
@@ -369,12 +351,7 @@ def _describe_model(config: RunConfig, name: str) -> str:
 
 def _check_recorded(folder: Path) -> None:
     """Refuse a folder with a run of another version, or with a run's weights but no store, because the run would start
-    again from the beginning.
-
-    Raises:
-        BadInput: the store is of another version, or gone.
-        StoreError: the store is damaged.
-    """
+    again from the beginning."""
     from sparring.store.connection import is_blank
 
     weights = next((path for kind in ("checkpoints/step-*", "model") for path in folder.glob(f"*/{kind}")), None)
@@ -389,9 +366,6 @@ def check_recipe(config: RunConfig, worker: Sequence[str] = ()) -> list[str]:
 
     Args:
         worker: command of the user's worker, which plays rollouts for the check; empty uses a worker of Sparring.
-
-    Raises:
-        BadInput: a run would be refused.
     """
     from sparring.stages.preflight.directory import check_directory
 
@@ -411,11 +385,7 @@ def check_recipe(config: RunConfig, worker: Sequence[str] = ()) -> list[str]:
 
 
 def _compare_with_folder(config: RunConfig) -> list[str]:
-    """Return sentences about a recipe and the run in its folder, if there is one.
-
-    Raises:
-        BadInput: the folder has a run with another recipe.
-    """
+    """Return sentences about a recipe and the run in its folder, if there is one."""
     from sparring.store.sqlite import SqliteStore
 
     folder = Path(config.run.directory) / config.run.name

@@ -90,13 +90,10 @@ def engine_config(settings: Sequence[str]) -> EngineConfig:
 
 
 def serve(config: ServeConfig, ready: Callable[[str], None]) -> None:
-    """Serve until the process is interrupted. Running requests then end with an `EngineError`.
-
-    Args:
-        ready: called with the address when requests are answered.
+    """Serve until the process is interrupted, and call `ready` with the address when requests are answered. Requests
+    that still run then end with an `EngineError`.
 
     Raises:
-        BadInput: the address is taken or invalid, or the model is refused.
         SystemExit: the process was terminated by a signal.
     """
     signal.signal(signal.SIGTERM, _end)
@@ -104,16 +101,8 @@ def serve(config: ServeConfig, ready: Callable[[str], None]) -> None:
 
 
 def serve_engine(config: ServeConfig, opened: Callable[[], ServedEngine | None], ready: Callable[[str], None]) -> None:
-    """Listen, open an engine, and serve it until the process is interrupted, which closes it.
-
-    Args:
-        config: settings of the server.
-        opened: returns the engine; None: clients send the model.
-        ready: called with the address when requests are answered.
-
-    Raises:
-        BadInput: the address is taken or invalid, or `opened` raised it.
-    """
+    """Listen, open an engine, call `ready` with the address, and serve until the process is interrupted, which closes
+    the engine. If `opened` returns None, clients send the model."""
     with ExitStack() as stack:
         listening, url = _listen(config, stack)
         engine = opened()
@@ -154,7 +143,6 @@ def _open_vllm(config: ServeConfig) -> ServedEngine:
 
     Raises:
         BadInput: vLLM is not installed, or does not serve what is asked for.
-        EngineError: vLLM did not start.
     """
     from sparring.engine.adapters.vllm import VllmEngine
     from sparring.engine.adapters.vllm_server import VllmServer
@@ -190,11 +178,8 @@ def _engine_of(model: CausalModel, config: ServeConfig) -> NativeEngine:
 
 
 def _open_files(config: ServeConfig, found: Mapping[str, bytes], dtype: str, numerics: str) -> Serving:
-    """Open an engine of files that a client sent. They are on the disk only meanwhile.
-
-    Raises:
-        BadInput: they are of no model that can be served.
-    """
+    """Open an engine of files that a client sent, which are on the disk only meanwhile. Raises BadInput if they are of
+    no model that can be served."""
     from sparring.model.load import without_weights
     from sparring.weights import files
 
@@ -235,13 +220,8 @@ def _nothing(config: ServeConfig) -> Serving:
 
 
 def server_of(engine: ServedEngine | None, config: ServeConfig, ready: Callable[[], None]) -> StoppingServer:
-    """Make the HTTP server of an engine. It closes the engine when it is stopped.
-
-    Args:
-        engine: the engine; None: clients send the model.
-        config: settings of the server.
-        ready: called when requests are answered.
-    """
+    """Make the HTTP server of an engine, which closes the engine when it is stopped. Without an engine, clients send
+    the model."""
     if engine is None:
         serving, opens = _nothing(config), partial(_open_files, config)
     else:

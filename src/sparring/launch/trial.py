@@ -57,7 +57,6 @@ class ProgramTrial:
     """Settings of a trial of a program.
 
     Attributes:
-        command: command of the program.
         replies: replies of the policy, in order; `said_to` gives the replies after them.
         max_turns: maximum number of replies in the rollout.
         max_context: maximum number of tokens of a prompt and its reply together.
@@ -152,10 +151,7 @@ def _renderer() -> Any:
 
 
 def try_program(trial: ProgramTrial, say: Say) -> bool:
-    """Let a program play one rollout, and print its requests and how it ends.
-
-    Args:
-        say: called with each line for the user.
+    """Let a program play one rollout on the scripted policy, and `say` each line: its requests, and how it ends.
 
     Returns:
         True if the rollout counts as completed, as it would in a run, and the program ended with status 0.

@@ -54,7 +54,8 @@ class Lost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """Result of an evaluation. Every task has the same weight, whatever its number of scored samples.
+    """Result of an evaluation: `tasks` has the results by task id. Every task has the same weight, whatever its number
+    of scored samples. `rollouts` counts the broken ones, `lost`, too.
 
     Attributes:
         success: share of samples that solve their task (pass@1).
@@ -64,15 +65,12 @@ class Evaluation:
         by_tag: `success` by `Task.tag`.
         by_role: mean reward by role, if roles have rewards of their own.
         samples: number of samples per task.
-        rollouts: number of rollouts, broken ones included.
-        lost: broken rollouts, which say nothing about the policy.
         mean_turns: model turns per scored rollout; None without scored rollouts.
         mean_turns_successful: model turns per successful rollout.
         outcomes: number of rollouts by outcome, as `kind/reason`.
         versions: lowest and highest weight version that sampled a token; None without sampled tokens.
         shortfalls: shares that training reports as `rollout/nothing_to_train`, `unread_calls`, `cut_by_...`;
             without those that are undefined.
-        tasks: results by task id.
     """
 
     success: Estimate
@@ -102,7 +100,6 @@ class Comparison:
     """Changes from one evaluation to another, over the tasks that both scored.
 
     Attributes:
-        tasks: number of tasks that both scored.
         left_out: ids of the tasks that only one of the two scored.
         changes: changes by figure (success, reward, reward/<role>, pass@k, pass^k): the second's value minus the
             first's, with its interval.
@@ -130,13 +127,8 @@ def mean_reward(tasks: Sequence[TaskResult]) -> Estimate:
 
 
 def passes(tasks: Sequence[TaskResult], k: int, estimator: Callable[[int, int, int], float]) -> Estimate:
-    """Return pass@k or pass^k over the tasks with at least `k` scored samples.
-
-    Args:
-        tasks: results of all tasks.
-        k: number of samples at a time.
-        estimator: `pass_at_k` or `pass_hat_k`.
-    """
+    """Return pass@k or pass^k, as `estimator` computes (`pass_at_k`, `pass_hat_k`), over the tasks with at least `k`
+    scored samples."""
     scored = [task for task in tasks if len(task.solved) >= k]
     values = [estimator(len(task.solved), sum(task.solved), k) for task in scored]
     return rate(values, sum(len(task.solved) / k for task in scored))

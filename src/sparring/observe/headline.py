@@ -42,8 +42,6 @@ class Pace:
     """Progress of a stage, with its remaining time at the mean pace of this process's steps.
 
     Args:
-        total_steps: number of steps of the stage.
-        clock: monotonic clock, in seconds.
         at_once: number of steps that run at the same time; the end of the first of them says nothing about the pace.
     """
 

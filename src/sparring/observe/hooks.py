@@ -16,12 +16,7 @@ T = TypeVar("T")
 
 
 class Overlay:
-    """Object with some methods replaced; all other attributes are those of `target`.
-
-    Args:
-        target: wrapped object.
-        methods: replacements by method name.
-    """
+    """Object with some methods replaced; all other attributes are those of `target`."""
 
     def __init__(self, target: Any, methods: Mapping[str, Callable[..., Any]]) -> None:
         self._target = target
@@ -36,7 +31,6 @@ def timed(part: T, spans: Spans, activities: Mapping[str, str]) -> T:
 
     Args:
         part: engine or trainer; the methods are coroutines or return asynchronous iterators.
-        spans: account of the time.
         activities: name of the span by method. An iterator's span includes the time of its reader.
     """
     wrapped = {name: _with_span(getattr(part, name), partial(spans.span, span)) for name, span in activities.items()}
@@ -64,13 +58,8 @@ def _with_span(method: Callable[..., Any], span: Callable[[], AbstractContextMan
 def prefixed(
     trainer: Trainer, use: str, of_batch: Callable[[Mapping[str, float]], Mapping[str, float]] = dict
 ) -> Trainer:
-    """Return `trainer` with its use as a prefix of its metrics: `critic/loss_value`.
-
-    Args:
-        trainer: trainer of a model other than the policy.
-        use: name of its batches and checkpoints.
-        of_batch: function from the metrics of a batch to the reported metrics.
-    """
+    """Return `trainer`, of a model other than the policy, with its use as a prefix of its metrics: `critic/loss_value`.
+    `of_batch` maps a batch's metrics to those that are reported."""
 
     def named(metrics: Mapping[str, float]) -> dict[str, float]:
         return {f"{use}/{name}": value for name, value in metrics.items()}

@@ -30,11 +30,7 @@ def progress(config: ObserveConfig, stream: TextIO | None = None) -> Sink:
 
 class LiveProgress:
     """Progress that redraws in place: a bar with step, time and ETA, above the headline figures. Finished stages and
-    events scroll up. Implements `Sink`.
-
-    Args:
-        console: rich's console.
-    """
+    events scroll up. Implements `Sink`."""
 
     def __init__(self, console: Console) -> None:
         from rich.live import Live

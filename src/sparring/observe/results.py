@@ -72,11 +72,7 @@ def read_result(path: Path) -> Evaluated:
 
 
 def write_results(results: Results, path: Path) -> None:
-    """Write a result file atomically.
-
-    Raises:
-        BadInput: the path cannot be written.
-    """
+    """Write a result file atomically; raise BadInput if that fails."""
     try:
         write_whole(path, msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
     except OSError as error:

@@ -9,12 +9,9 @@ from contextlib import contextmanager
 
 
 class Spans:
-    """Account of time by the set of concurrent activities. All calls come from one thread.
+    """Account of time by the set of concurrent activities, on a monotonic clock. All calls come from one thread.
 
     An activity may be entered many times at once: 128 rollouts in flight are one `generating`.
-
-    Args:
-        clock: monotonic clock, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -30,7 +27,7 @@ class Spans:
         self._active[name] += 1
 
     def leave(self, name: str) -> None:
-        """End activity `name`, entered before."""
+        """End an activity that was entered before."""
         if self._active[name] == 1:
             self._turn()
             del self._active[name]
@@ -39,7 +36,7 @@ class Spans:
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Run the body as activity `name`."""
+        """Run the body as an activity."""
         self.enter(name)
         try:
             yield
@@ -65,14 +62,10 @@ class Spans:
 
 
 def shares(seconds: Mapping[frozenset[str], float], of: Collection[str] | None = None) -> dict[str, float]:
-    """Return the shares of time by activity.
+    """Return the shares of time by activity, from the seconds of `Spans.lap`. `of`: activities that count; None: all.
 
     `<name>` is the share with that activity, `overlap` with two or more, `waiting` with none. Overlap is counted in
     each of its activities, so `sum of activities - overlap + waiting = 1` for two of them.
-
-    Args:
-        seconds: seconds by set of concurrent activities, from `Spans.lap`.
-        of: activities that count; None: all.
     """
     total = sum(seconds.values())
     result = {"waiting": 0.0, "overlap": 0.0}
@@ -87,10 +80,10 @@ def shares(seconds: Mapping[frozenset[str], float], of: Collection[str] | None =
 def shares_by_cause(
     seconds: Mapping[frozenset[str], float], busy: Collection[str], causes: Sequence[tuple[str, str]]
 ) -> dict[str, float]:
-    """Return the share of time in which a part was `busy`, and its idle shares by cause; they add up to 1.
+    """Return the share of time, from the seconds of `Spans.lap`, in which a part was `busy`, and its idle shares by
+    cause; they add up to 1.
 
     Args:
-        seconds: seconds by set of concurrent activities, from `Spans.lap`.
         busy: activities of the part itself.
         causes: (activity of other parts, its name as a cause), by priority: the first one in progress is the cause, or
             `other` if there is none.

@@ -53,12 +53,11 @@ def pass_hat_k(n: int, c: int, k: int) -> float:
 
 
 def wilson(successes: int, n: int, confidence: float = 0.95) -> Interval:
-    """Return the score interval of a rate (Wilson 1927), which stays within [0, 1] and is sound at 0 and n successes.
+    """Return the score interval of a rate of successes in `n` independent trials (Wilson 1927), which stays within [0,
+    1] and is sound at 0 and n successes.
 
     Args:
-        successes: number of successes in `n` independent trials.
-        n: number of trials; 0 gives (0, 1).
-        confidence: coverage of the interval.
+        n: 0 gives (0, 1).
 
     Raises:
         ValueError: not 0 <= successes <= n.
@@ -79,10 +78,8 @@ def rate(values: Sequence[float], samples: float, confidence: float = 0.95) -> E
     task this is `wilson`.
 
     Args:
-        values: one value per task.
         samples: number of independent trials if samples of one task were uncorrelated. With one sample per task, it is
             the number of tasks.
-        confidence: coverage of the interval.
     """
     tasks = len(values)
     if not tasks:
@@ -132,10 +129,6 @@ def paired_difference(
         after: values of the same tasks in the same order.
         samples: number of independent trials on either side if samples of one task were uncorrelated, an upper bound of
             m times the number of tasks; None: one sample per task.
-        confidence: coverage of the interval.
-
-    Raises:
-        ValueError: the sequences differ in length or are empty.
     """
     changes = _changes(before, after)
     tasks, change = len(changes), math.fsum(changes) / len(changes)
@@ -162,13 +155,9 @@ def paired_ratio(before: Sequence[float], after: Sequence[float], confidence: fl
     Args:
         before: one value from 0 to 1 per task.
         after: values of the same tasks in the same order.
-        confidence: coverage of the interval.
 
     Returns:
         the estimate; its `value` is None if the first rate is 0.
-
-    Raises:
-        ValueError: the sequences differ in length or are empty.
     """
     tasks = len(_changes(before, after))
     first, second = math.fsum(before), math.fsum(after)
@@ -185,11 +174,7 @@ def paired_ratio(before: Sequence[float], after: Sequence[float], confidence: fl
 
 
 def paired_mean_difference(before: Sequence[float], after: Sequence[float], confidence: float = 0.95) -> Estimate:
-    """Return the mean change of any number per task, such as its mean reward, with Student's interval.
-
-    Raises:
-        ValueError: the sequences differ in length or are empty.
-    """
+    """Return the mean change of any number per task, such as its mean reward, with Student's interval."""
     return mean(_changes(before, after), confidence)
 
 

@@ -20,13 +20,7 @@ def printable(text: str) -> str:
 
 
 def say(text: str = "", *, stream: TextIO | None = None, end: str = "\n") -> None:
-    """Print text that may quote a program's output.
-
-    Args:
-        text: one line or several.
-        stream: output stream; standard output by default.
-        end: text after it.
-    """
+    """Print text that may quote a program's output, on `stream` (standard output by default), and `end` after it."""
     print(printable(text) + end, file=stream, end="", flush=True)  # whole, also beside another thread's
 
 
@@ -46,5 +40,4 @@ def guard_terminal() -> None:
 
 
 def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print an uncaught exception as Python does."""
     say("".join(traceback.format_exception(kind, error, trace)), stream=sys.stderr, end="")

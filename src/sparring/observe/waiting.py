@@ -1,5 +1,5 @@
-"""What a command waits for outside of a run's rollouts, told on standard error even while a user's code blocks the
-event loop. The rollouts of a run, of which many wait at once, have `rollout.stalls`."""
+"""Reports of long waits outside of a run's rollouts, on standard error, even while a user's code blocks the event loop.
+The rollouts of a run, of which many wait at once, have `rollout.stalls`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def awaited() -> str:
 def telling_waits(
     tell: Callable[[str], None] = lambda sentence: say(sentence, stream=sys.stderr), after_s: float = SAID_AFTER_S
 ) -> Iterator[None]:
-    """Tell of waits while the context is open, from a thread: of each after `after_s` seconds of silence."""
+    """Report waits while the context is open, from a thread: each after `after_s` seconds without a report, and again
+    after twice as many each time."""
     ended = threading.Event()
 
     def watch() -> None:

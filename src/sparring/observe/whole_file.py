@@ -11,8 +11,6 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     first and never followed.
 
     Args:
-        path: path of the file.
-        data: content of the file.
         mode: permissions, before the process's umask.
 
     Raises:

@@ -218,9 +218,6 @@ class Session(Protocol):
     """A recorded conversation of one role: the only writer of segments.
 
     Attributes:
-        max_context: maximum number of ids of a prompt and its reply together.
-        max_prompt_bytes: maximum number of bytes of a text of that many ids.
-        max_reply: maximum number of ids of one reply.
         rewards: rewards of the rollout from outside; None if the run takes none.
     """
 
@@ -255,10 +252,9 @@ class Session(Protocol):
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
     ) -> Message:
-        """Return the whole reply to a conversation.
+        """Return the whole reply to `messages`, the whole conversation.
 
         Args:
-            messages: the whole conversation.
             tools: tools that the prompt shows.
             constraint: form of the reply's text, instead of the run's constraint.
 

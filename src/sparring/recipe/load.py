@@ -24,10 +24,9 @@ from sparring.validation import InvalidValue, Key, convert, dotted
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a recipe and apply overrides to it.
+    """Read a recipe, a TOML file, and apply overrides to it.
 
     Args:
-        path: a TOML file.
         overrides: `a.b=value` each, applied in order. The value is TOML (`3`, `true`, `[1, 2]`); what is not TOML is
             taken as a string. A number in the path picks from a list: `env.datasets.0.weight=2`.
 
@@ -38,14 +37,8 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def load_recorded(path: str | Path, *, runs_rules: bool = False) -> RunConfig:
-    """Read the recipe that a run has written into its folder, with the recipe's own rules as they were recorded.
-
-    Args:
-        runs_rules: whether the recipe's own rules are to compute: their files in the run's folder are run.
-
-    Raises:
-        BadInput: as `load`.
-    """
+    """Read the recipe that a run has written into its folder, with the recipe's own rules as they were recorded. With
+    `runs_rules` these are to compute: their files in the run's folder are run."""
     data = _read(path)
     recall(Path(path).parent, data.get("algo"), OWN, runs=runs_rules)
     return _built([(str(path), data)])
@@ -87,7 +80,6 @@ def _built(states: Sequence[tuple[str, dict[str, Any]]]) -> RunConfig:
 
 
 def _complaint(data: dict[str, Any]) -> InvalidValue | None:
-    """Return the first invalid value in `data`; None if all are valid."""
     try:
         _converted(data)
     except InvalidValue as wrong:
@@ -137,7 +129,6 @@ def _advice(wrong: InvalidValue) -> str:
 
 
 def _num_shared(path: Sequence[str], other: Sequence[str]) -> int:
-    """Return the number of tables that two paths share."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(path, other, strict=False)))
 
 

@@ -169,11 +169,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 def resolve(config: RunConfig) -> RunConfig:
     """Replace values that depend on the machine (`device = "auto"`, `threads = 0`) or on other sections (`correction =
-    "auto"`). A resolved config resolves to itself.
-
-    Raises:
-        BadInput: the device is missing.
-    """
+    "auto"`). A resolved config resolves to itself."""
     device = resolve_device(config.run.device, "run.device")
     threads = config.run.threads or len(os.sched_getaffinity(0))
     algo = config.algo

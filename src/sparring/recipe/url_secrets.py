@@ -22,12 +22,8 @@ _IN_TEXT = re.compile(r"""(//|=)[^/?#\s"']*@""")
 
 
 def has_user(text: str, key: Key = "") -> bool:
-    """Return whether a text is a URL with a user, with or without a password.
-
-    Args:
-        text: value of a recipe or of an option.
-        key: key of the value.
-    """
+    """Return whether a text, the value of `key` in a recipe or of an option, is a URL with a user, with or without a
+    password."""
     return _URL.fullmatch(text) is not None or key in ADDRESSES and _ADDRESS.match(text) is not None
 
 
@@ -38,12 +34,8 @@ def masked(text: str) -> str:
 
 
 def found(data: Any, keys: tuple[Key, ...] = ()) -> Iterator[tuple[tuple[Key, ...], str]]:
-    """Yield (keys from the outermost table, URL) for each URL with a user.
-
-    Args:
-        data: data of a recipe.
-        keys: keys that lead to `data`.
-    """
+    """Yield (keys from the outermost table, URL) for each URL with a user in `data`, a part of a recipe below
+    `keys`."""
     if isinstance(data, str):
         if has_user(data, next((key for key in reversed(keys) if isinstance(key, str)), "")):
             yield keys, data
@@ -56,12 +48,7 @@ def found(data: Any, keys: tuple[Key, ...] = ()) -> Iterator[tuple[tuple[Key, ..
 
 
 def refused(where: str, key: Key) -> BadInput:
-    """Return the error for a URL with a user; its message does not quote the URL.
-
-    Args:
-        where: place of the URL.
-        key: key of the URL.
-    """
+    """Return the error for a URL with a user, at the place `where`; its message does not quote the URL."""
     do = "leave them out, and let the code read them from an environment variable"
     if key in ("url", "urls") and not where.endswith("rollout.gateway.url"):
         do = (

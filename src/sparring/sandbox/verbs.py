@@ -119,11 +119,7 @@ def run_list(args: argparse.Namespace) -> int:
 
 
 def run_remove(args: argparse.Namespace) -> int:
-    """Remove an image.
-
-    Raises:
-        BadInput: there is none by this name.
-    """
+    """Remove an image."""
     from sparring.sandbox.images.store import ImageStore
 
     count = ImageStore().remove(args.name)

@@ -78,15 +78,8 @@ class Sample:
             raise ValueError(f"sample {self.id}: the first token has no prediction and cannot carry weight")
 
     def annotated(self, name: str, values: tuple[float, ...]) -> Sample:
-        """Return the row with an annotation added or replaced.
-
-        Args:
-            name: member of `annotations.Annotation`.
-            values: one value per token [T].
-
-        Raises:
-            ValueError: the name is not declared, or the row has another number of tokens.
-        """
+        """Return the row with an annotation added or replaced. `name` is a member of `annotations.Annotation`; `values`
+        has one value per token [T]."""
         return replace(self, annotations={**self.annotations, name: values})
 
     @property

@@ -13,14 +13,8 @@ from sparring.observe.terminal import say
 
 
 class ConsoleSink:
-    """Progress with a line per step, at most one in `every_s` seconds, except for the first and last step. Implements
-    `Sink`.
-
-    Args:
-        stream: output stream.
-        every_s: minimum seconds between the lines of steps.
-        clock: monotonic clock, in seconds.
-    """
+    """Progress with a line per step, at most one in `every_s` seconds by the monotonic `clock`, except for the first
+    and last step. Implements `Sink`."""
 
     def __init__(self, stream: TextIO, *, every_s: float = 5.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream

@@ -13,11 +13,7 @@ from sparring.observe.sinks.sink import Sink
 
 
 def check_sinks(config: ObserveConfig) -> None:
-    """Check that every sink's library is installed.
-
-    Raises:
-        BadInput: a library is missing.
-    """
+    """Refuse a sink whose library is not installed."""
     if "wandb" in config.sinks and importlib.util.find_spec("wandb") is None:
         raise refusal(
             "observe.sinks", "the wandb package", "none installed", "pip install 'sparring[wandb]' or remove wandb"
@@ -25,17 +21,7 @@ def check_sinks(config: ObserveConfig) -> None:
 
 
 def load_sinks(config: ObserveConfig, folder: str | Path, *, name: str, recipe: Mapping[str, Any]) -> list[Sink]:
-    """Open every sink of `[observe] sinks`.
-
-    Args:
-        config: `[observe]`.
-        folder: folder of the run.
-        name: name of the run.
-        recipe: resolved recipe as plain data, for sinks that show it.
-
-    Raises:
-        BadInput: a sink's library is not installed.
-    """
+    """Open every sink of `[observe] sinks`. Some show the `recipe`: resolved, as plain data."""
     check_sinks(config)
     sinks: list[Sink] = []
     for kind in config.sinks:

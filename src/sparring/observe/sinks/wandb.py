@@ -17,9 +17,7 @@ class WandbSink:
 
     Args:
         folder: folder of the run, also for wandb's files.
-        project: wandb project.
         name: display name in wandb, not necessarily unique.
-        config: resolved recipe, shown in wandb.
 
     Raises:
         BadInput: wandb cannot open a run, for example because there is no login.
