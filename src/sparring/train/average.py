@@ -40,11 +40,7 @@ class Average:
 
     @torch.no_grad()
     def follow(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Move the average by one update.
-
-        Args:
-            weights: trained weights, float32, by name.
-        """
+        """Move the average by one update of the trained `weights`, float32 by name."""
         names = sorted(weights)
         follow([self._values[name] for name in names], [weights[name] for name in names], self.decay)
         self._write_back()

@@ -23,14 +23,8 @@ Stretch = tuple[int, int]
 
 
 def stretches(sizes: Mapping[str, int], count: int) -> list[dict[str, Stretch]]:
-    """Cut parameters into `count` shards of nearly equal size, which end at the ends of blocks.
-
-    Args:
-        sizes: number of elements of each parameter, in the order of the parameters.
-
-    Returns:
-        For each shard, the stretch of each parameter of which it has elements.
-    """
+    """Cut parameters, given by their numbers of elements, into `count` shards of nearly equal size that end at the ends
+    of blocks. Return for each shard the stretch of each parameter of which it has elements."""
     total, before = sum(sizes.values()), 0
     shards: list[dict[str, Stretch]] = [{} for _ in range(count)]
     for name, size in sizes.items():
@@ -61,7 +55,6 @@ def block_squares(*tensors: torch.Tensor) -> list[float]:
 
 
 def _sums(pieces: Sequence[torch.Tensor], rows: int) -> list[float]:
-    """Return the sums of squares of the blocks of flat tensors, of which there are `rows`."""
     largest = max(map(len, pieces))
     width = min(BLOCK, 1 << max(0, largest - 1).bit_length())
     halves, begin = torch.zeros(rows * width, dtype=torch.float64, device=pieces[0].device), 0
@@ -79,6 +72,6 @@ def _sums(pieces: Sequence[torch.Tensor], rows: int) -> list[float]:
 
 
 def norm_of(squares: Iterable[float]) -> float:
-    """Return the norm of all blocks from their sums of squares. The sum over blocks is rounded once (`math.fsum`), so
-    it does not depend on their order."""
+    """Return the norm of all blocks from their sums of squares, which are added with one rounding (`math.fsum`), in any
+    order."""
     return math.sqrt(math.fsum(squares))

@@ -18,9 +18,6 @@ DROPPED = "dropped_in_a_row"
 class FiniteSteps:
     """Counter of consecutive optimiser steps that were dropped because of a non-finite gradient.
 
-    Args:
-        name: name of the trained model.
-
     Attributes:
         in_a_row: number of them, 0 after a step with a finite gradient; a resumed run goes on from it.
     """
@@ -30,13 +27,8 @@ class FiniteSteps:
         self.in_a_row = 0
 
     def add(self, norm: float, tokens: float, version: int) -> dict[str, float]:
-        """Record an optimiser step, and return the metrics that it changes: none for a step with a finite gradient.
-
-        Args:
-            norm: norm of the gradient; if it is not finite, the step changed nothing.
-
-        Returns:
-            Metrics of a dropped step, which replace its batches' metrics: tokens_trained, 0, and tokens_dropped.
+        """Record an optimiser step with a gradient of this norm, and return the metrics that replace its batches':
+        none, or, if the norm is not finite and the step changed nothing, tokens_trained, 0, and tokens_dropped.
 
         Raises:
             NotFinite: the step is the last of `DROPPED_STEPS` in a row.

@@ -112,11 +112,7 @@ class Gathered:
     @contextmanager
     def passes(self, *, backward: bool = False) -> Iterator[None]:
         """Compute the forward pass of the model within the context, or nothing at all; with `backward`, also the
-        backward pass. All ranks enter it together; at its end this rank takes part in the steps that are left.
-
-        Raises:
-            OutOfStep: an exchange failed.
-        """
+        backward pass. All ranks enter it together; at its end this rank takes part in the steps that are left."""
         self._script, self._done = self._forward + (self._backward if backward else []), 0
         self._trains = backward
         try:
@@ -140,11 +136,7 @@ class Gathered:
         return self._watched(stream, partial(self._next, GATHER, stage, packs=self._recomputes))
 
     def whole(self, name: str) -> torch.Tensor:
-        """Gather one parameter, and return it. All ranks call this together; the next call overwrites the values.
-
-        Raises:
-            OutOfStep: the exchange failed.
-        """
+        """Gather one parameter, and return it. All ranks call this together; the next call overwrites the values."""
         with in_step(f"rank {self._ranks.rank}: gathering of {name}"):
             for piece in self._pieces([name]):
                 self._bring(piece)
@@ -157,11 +149,7 @@ class Gathered:
         return watched
 
     def _next(self, kind: str, stage: int, *, packs: bool = False) -> None:
-        """Do the next step of the script, which has to be this one.
-
-        Raises:
-            OutOfStep: it is another, or an exchange failed.
-        """
+        """Do the next step of the script, which has to be this one (OutOfStep)."""
         expected = self._script[self._done] if self._done < len(self._script) else ("nothing", -1)
         if expected != (kind, stage):
             where, got = f"rank {self._ranks.rank}", f"{kind} of stage {stage}"

@@ -48,8 +48,6 @@ class GlooRanks:
     """Processes, or threads, that are connected by gloo. Implements `Ranks`.
 
     Args:
-        rank: number of this process.
-        count: number of processes.
         meeting: address of the `Meeting` of one of them.
         timeout_s: seconds that a rank waits for another.
         host: address by which the others reach this machine.

@@ -25,11 +25,7 @@ Result = TypeVar("Result")
 
 
 class Held(Protocol):
-    """Weights of a trainer, in this process.
-
-    Attributes:
-        parts: computation of a batch's parts.
-    """
+    """Weights of a trainer, in this process, and the computation of a batch's parts."""
 
     parts: Parts
 
@@ -87,11 +83,7 @@ class Held(Protocol):
 
 
 class WholeWeights:
-    """Weights that every rank has whole. Implements `Held`.
-
-    Args:
-        trained: model, or its adapter.
-    """
+    """Weights that every rank has whole. Implements `Held`."""
 
     def __init__(self, trained: CausalModel | Adapter, optimiser: Optimiser, parts: Parts, ranks: Ranks) -> None:
         self._trained, self._optimiser, self.parts, self._ranks = trained, optimiser, parts, ranks

@@ -37,9 +37,6 @@ def write(path: Path, state: Mapping[str, torch.Tensor], tensors: Iterable[tuple
     Args:
         state: names, dtypes and shapes of the tensors.
         tensors: name and values of each, in any order.
-
-    Raises:
-        OSError: the disk is full or cannot be written.
     """
     header, end, begins = dict[str, Any](), 0, dict[str, int]()
     for name, like in sorted(state.items(), key=lambda item: (-item[1].element_size(), item[0])):  # so all are aligned

@@ -33,7 +33,6 @@ class Optimiser:
 
     Args:
         parameters: parameters by name; those without `requires_grad` are ignored.
-        ranks: processes that share the parameters.
         apart: keep every master in memory of its own; `write_back` is not called then.
     """
 
@@ -96,15 +95,13 @@ class Optimiser:
         return whole
 
     def add(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Add the gradients of one micro-batch, in the order of `parameters`; None for a parameter without a
-        gradient."""
+        """Add the gradients of one micro-batch, in the order of `parameters`; None where there is none."""
         for name, gradient in zip(self._masters, gradients, strict=True):
             if gradient is not None:
                 self.add_one(name, gradient)
 
     def add_one(self, name: str, gradient: torch.Tensor) -> None:
-        """Add a gradient of this shard's stretch of a parameter. The tensor is copied, because autograd may reuse
-        it."""
+        """Add a gradient of this shard's stretch of a parameter, by copy, because autograd may reuse the tensor."""
         master = self._masters[name]
         if master.grad is None:
             master.grad = torch.empty_like(master).copy_(gradient.view_as(master))
@@ -112,11 +109,8 @@ class Optimiser:
             master.grad.add_(gradient.view_as(master))
 
     def step(self, rate: float) -> float:
-        """Clip the gradients, update the masters and drop the gradients.
-
-        Returns:
-            The global gradient norm before clipping. If it is not finite, nothing was updated.
-        """
+        """Clip the gradients, update the masters and drop the gradients; return the global gradient norm before
+        clipping. If it is not finite, nothing is updated."""
         gradients = [master.grad for master in self._masters.values() if master.grad is not None]
         squares = block_squares(*gradients)
         every = self._ranks.gather(struct.pack(f"<{len(squares)}d", *squares))
@@ -267,13 +261,10 @@ def _buckets(stretches: Mapping[str, Stretch]) -> Iterator[list[str]]:
 def learning_rate(config: TrainConfig, step: int, total_steps: int) -> float:
     """Return the learning rate of the optimiser step that follows `step` finished ones.
 
-    Warm-up: peak * (step + 1) / warmup_steps. Then, with x from 0 at the next step to 1 at the last one and m =
-    min_ratio: constant 1, linear 1 - (1 - m) x, cosine m + (1 - m) (1 + cos(pi x)) / 2 (SGDR, arXiv 1608.03983,
+    Warm-up: peak * (step + 1) / warmup_steps. Then, with x from 0 at the next step to 1 at the last of `total_steps`
+    and m = min_ratio: constant 1, linear 1 - (1 - m) x, cosine m + (1 - m) (1 + cos(pi x)) / 2 (SGDR, arXiv 1608.03983,
     equation 5), times the peak. A schedule of one step is at its peak; a single step after a warm-up is at the end (x =
     1).
-
-    Args:
-        total_steps: number of optimiser steps in the schedule.
     """
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps

@@ -23,7 +23,6 @@ class Quantities:
     """Quantities of a model and of its teachers.
 
     Args:
-        model: trained model.
         teachers: models that are computed without gradients, by name; of an average, its model.
         divergence: form of the divergence from a teacher; None without one.
     """
