@@ -106,15 +106,8 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
 
 
 def first_tensor_difference(left: Path, right: Path) -> TensorDifference | None:
-    """Return the first difference between two sets of weights; None if all tensors are bitwise equal.
-
-    Args:
-        left: folder with safetensors files, such as a stage's `model`, or one file.
-        right: folder or file to compare with.
-
-    Raises:
-        BadInput: a file is damaged.
-    """
+    """Return the first difference between two sets of weights, each a folder with safetensors files, such as a stage's
+    `model`, or one file; None if all tensors are bitwise equal."""
     tensors, counterparts = stored_tensors(left), stored_tensors(right)
     for name in sorted(tensors.keys() | counterparts.keys()):
         first, second = tensors.get(name), counterparts.get(name)

@@ -51,8 +51,8 @@ def read(folder: Path) -> dict[str, bytes]:
 
 
 def digest(files: Mapping[str, bytes]) -> str:
-    """Return xxh3-128 over names and contents, in hexadecimal digits. Of config.json, only what describes the model
-    counts."""
+    """Return xxh3-128 over names and contents, in hexadecimal digits; of config.json, only over what describes the
+    model."""
     hashed = xxhash.xxh3_128()
     for name, data in sorted(files.items()):
         if name == "config.json":
