@@ -53,7 +53,6 @@ def discard(tensors: Iterable[torch.Tensor]) -> None:
 
 @cache
 def _advise() -> Callable[[int, int, int], int]:
-    """Return madvise(2) of the C library."""
     advise = ctypes.CDLL(None, use_errno=True).madvise
     advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     function: Callable[[int, int, int], int] = advise
