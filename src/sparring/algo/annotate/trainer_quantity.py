@@ -33,12 +33,8 @@ class TrainerQuantity:
 
 
 class TeacherTag:
-    """Names on each row the model that the trainer compares it with, such as a reference that the trainer holds.
-    Implements `Annotator`.
-
-    Args:
-        name: name of the model among the trainer's teachers.
-    """
+    """Names on each row the model, among the trainer's teachers, that the trainer compares it with, such as a reference
+    that the trainer holds. Implements `Annotator`."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -55,13 +55,11 @@ class Succession:
     main: tuple[int, ...]
 
     def earned(self, rewards: Values, discount: float, rest: float = 0.0) -> list[list[float]]:
-        """Add to each step's own reward the rewards of side chains, and `rest` at the ends.
+        """Add to each step's own reward the rewards of side chains, and at the ends `rest`, the part of the outcome
+        that no turn has earned.
 
         The last step of a turn gets the discounted rewards of the side chains that hang on the turn. The last step of
         each chain that ends with the trajectory gets `rest`. The return along `following` then counts no reward twice.
-
-        Args:
-            rest: part of the outcome that no turn has earned.
         """
         values = [list(of_turn) for of_turn in rewards]
         chain_rewards: dict[int, float] = {}
@@ -84,7 +82,8 @@ class Succession:
         return values
 
     def behind(self, lengths: Sequence[int]) -> list[int | None]:
-        """Return for each step the number of the next step, given each turn's number of steps; None at the end."""
+        """Map each step to its successor along `following`, None at the end; `lengths` is the number of steps of each
+        turn."""
         starts = list(accumulate(lengths, initial=0))
         entry: list[int | None] = [None] * len(lengths)
         steps: list[int | None] = [None] * sum(lengths)

@@ -66,12 +66,8 @@ class PolicyLoss:
         )
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """Compute the term's part of the loss.
-
-        Args:
-            quantities: `logprob` [M] and `entropy` [M] float32 with gradient; for the KL estimator "full" also
-                `divergence` [M] from the reference.
-            micro_batch: `batch.tensors.MicroBatch`.
+        """Compute the term's part of the loss from `logprob` and `entropy` [M] float32 with gradient; for the KL
+        estimator "full" also from `divergence` [M] from the reference.
 
         Returns:
             A scalar, and as (sum, count) over weighted tokens the metrics clip_fraction (share of tokens that the gate
