@@ -52,11 +52,8 @@ def lanes(rows: Sequence[Sample], count: int, context: float = 0.0) -> list[list
     share nothing). The micro-batch stays whole if a part would have fewer than `SMALLEST_PIECE` tokens, or if shared
     prefixes, which each part computes for itself, would raise the total by more than `MOST_EXTRA`.
 
-    The result depends only on the rows' order and tokens, and is ordered as in `pack`.
-
-    Args:
-        context: number of earlier positions at which attention costs a token as much as everything else; 0 ignores the
-            cost of attention.
+    The result depends only on the rows' order and tokens, and is ordered as in `pack`. `context` is the number of
+    earlier positions at which attention costs a token as much as everything else; 0 ignores the cost of attention.
     """
     tree = _Tree(rows, context)
     parts = _deal_out(tree, count)

@@ -67,8 +67,7 @@ def _words(sequence: Sequence[int] | np.ndarray) -> bytes:
 
 
 def _common(a: bytes, b: bytes) -> int:
-    """Count the leading words that two sequences share, which lie above the highest bit in which they differ as
-    numbers."""
+    """Count the leading words that two sequences share: those above the highest bit in which they differ as numbers."""
     length = min(len(a), len(b))
     differs = int.from_bytes(a[:length], "big") ^ int.from_bytes(b[:length], "big")
     return (8 * length - differs.bit_length()) // 32

@@ -92,11 +92,7 @@ def micro_batch(
     idle_tokens: bool = False,
 ) -> MicroBatch:
     """Lay rows out as tensors on `device`, with the terms of `denominators`. Rows without a weighted token are left
-    out; if all are, N = B = M = 0. `idle_tokens` keeps policy tokens with an advantage of 0.
-
-    Raises:
-        SparringError: the rows carry different annotations.
-    """
+    out; if all are, N = B = M = 0. `idle_tokens` keeps policy tokens with an advantage of 0."""
     terms = sorted(denominators)
     names = agreed(rows)
     flat = _Flat(rows)
