@@ -72,6 +72,6 @@ def _sums(pieces: Sequence[torch.Tensor], rows: int) -> list[float]:
 
 
 def norm_of(squares: Iterable[float]) -> float:
-    """Return the norm of all blocks from their sums of squares, which are added with one rounding (`math.fsum`), in any
-    order."""
+    """Return the norm of all blocks from their sums of squares, which are added, in any order, with one rounding
+    (`math.fsum`)."""
     return math.sqrt(math.fsum(squares))

@@ -148,12 +148,8 @@ def read(
 
 
 def stored_optimiser(path: Path, manifest: Mapping[str, Any], model: Mapping[str, torch.Tensor]) -> StoredOptimiser:
-    """Open the optimiser's state of a checkpoint that was read; the trained weights, `model`, give the parameters'
-    sizes.
-
-    Raises:
-        StoreError: the checkpoint is damaged.
-    """
+    """Open the optimiser's state of a checkpoint that was read; refuse a damaged one (`StoreError`). The trained
+    weights, `model`, give the parameters' sizes."""
     folder, files = _present(path), manifest.get(SHARDS) or {OPTIMISER: None}
     sizes = {name: tensor.numel() for name, tensor in model.items()}
     try:

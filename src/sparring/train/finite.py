@@ -27,11 +27,10 @@ class FiniteSteps:
         self.in_a_row = 0
 
     def add(self, norm: float, tokens: float, version: int) -> dict[str, float]:
-        """Record an optimiser step with a gradient of this norm, and return the metrics that replace its batches':
-        none, or, if the norm is not finite and the step changed nothing, tokens_trained, 0, and tokens_dropped.
+        """Record an optimiser step with a gradient of this norm, and return the metrics that replace its batches'.
 
-        Raises:
-            NotFinite: the step is the last of `DROPPED_STEPS` in a row.
+        These are none for a finite norm. Otherwise the step changed nothing: tokens_trained, 0, and tokens_dropped. The
+        last of `DROPPED_STEPS` such steps in a row raises `NotFinite`.
         """
         if math.isfinite(norm):
             self.in_a_row = 0
@@ -48,11 +47,7 @@ class FiniteSteps:
 
 
 def check_finite(weights: Mapping[str, torch.Tensor], name: str, version: int) -> None:
-    """Refuse weights that are not finite, before they are served or saved.
-
-    Raises:
-        NotFinite: a weight is infinite or not a number.
-    """
+    """Refuse weights that are infinite or not a number (`NotFinite`), before they are served or saved."""
     for key, weight in weights.items():
         if weight.is_floating_point() and weight.numel():
             # one pass without a copy; a NaN becomes both minimum and maximum

@@ -55,7 +55,6 @@ class Stage(NamedTuple):
     """Stage of a decoder.
 
     Attributes:
-        pieces: what its owners send.
         packed: parts that hold packed copies of its parameters.
         gives: parameters whose gradients are complete at the end of its backward pass.
     """
@@ -149,7 +148,7 @@ class Gathered:
         return watched
 
     def _next(self, kind: str, stage: int, *, packs: bool = False) -> None:
-        """Do the next step of the script, which has to be this one (OutOfStep)."""
+        """Do the next step of the script, which has to be this one (`OutOfStep`)."""
         expected = self._script[self._done] if self._done < len(self._script) else ("nothing", -1)
         if expected != (kind, stage):
             where, got = f"rank {self._ranks.rank}", f"{kind} of stage {stage}"

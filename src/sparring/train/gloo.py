@@ -21,16 +21,11 @@ LOOPBACK = "127.0.0.1"
 
 
 class Meeting:
-    """Store by which ranks find each other, in the process of the first one.
-
-    Args:
-        host: address of this machine, on which alone the store listens.
+    """Store by which ranks find each other, in the process of the first one. It listens on `host`, an address of this
+    machine, alone; a machine without that address is refused (`TrainerError`).
 
     Attributes:
         address: address of the store, `host:port`.
-
-    Raises:
-        TrainerError: the machine does not have the address.
     """
 
     def __init__(self, host: str = LOOPBACK) -> None:

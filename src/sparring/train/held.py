@@ -35,11 +35,7 @@ class Held(Protocol):
 
     def deal(self, items: Sequence[Item], compute: Callable[[Item], Result], kind: type[Result]) -> list[Result]:
         """Compute each item without gradients in one rank, item i in rank i modulo their number; return the results of
-        all items.
-
-        Raises:
-            OtherRankFailed: it failed in another rank.
-        """
+        all items. If one fails in another rank, this raises `OtherRankFailed`."""
         ...
 
     def update(self) -> None:
@@ -56,20 +52,13 @@ class Held(Protocol):
         ...
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take the weights from `state`, after the optimiser has taken its own.
-
-        Raises:
-            WeightsError: names or shapes differ.
-        """
+        """Take the weights from `state`, after the optimiser has taken its own; refuse other names or shapes
+        (`WeightsError`)."""
         ...
 
     def check_finite(self, name: str, version: int) -> None:
-        """Refuse weights that are not finite.
-
-        Raises:
-            NotFinite: a weight is infinite or not a number.
-            OtherRankFailed: one of another rank is.
-        """
+        """Refuse weights that are infinite or not a number, here (`NotFinite`) or in another rank
+        (`OtherRankFailed`)."""
         ...
 
     def publish(self, name: str, version: int, probe: Probe | None, *, adapter: str | None) -> WeightRef:

@@ -144,11 +144,8 @@ class Optimiser:
         return tensors
 
     def load_state(self, state: StoredOptimiser) -> None:
-        """Restore this shard of the optimiser from the `state` of all parameters, of which it reads its stretches.
-
-        Raises:
-            BadInput: the tensors belong to other parameters or another dtype.
-        """
+        """Restore this shard of the optimiser from the `state` of all parameters, of which it reads its stretches;
+        refuse tensors of other parameters or another dtype (`BadInput`)."""
         self.discard()
         masters = {name for name, p in self._parameters.items() if not _is_own_master(p)}
         stored = {name.removeprefix("master/") for name in state.names if name.startswith("master/")}

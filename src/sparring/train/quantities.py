@@ -24,7 +24,6 @@ class Quantities:
 
     Args:
         teachers: models that are computed without gradients, by name; of an average, its model.
-        divergence: form of the divergence from a teacher; None without one.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ class OutOfStep(TrainerError):
 
 @contextmanager
 def in_step(what: str) -> Iterator[None]:
-    """Do something together with the other ranks within the context; raise `OutOfStep` if it fails."""
+    """Do something together with the other ranks within the context; a failure becomes `OutOfStep`."""
     done = False
     try:
         yield
@@ -40,13 +40,8 @@ def in_step(what: str) -> Iterator[None]:
 
 
 class Ranks(Protocol):
-    """Processes that train one model together. All methods raise TrainerError if a rank has ended, or did not answer in
-    time.
-
-    Attributes:
-        rank: number of this process, from 0.
-        count: number of processes.
-    """
+    """Processes that train one model together: this one is number `rank`, from 0, of `count`. All methods raise
+    TrainerError if a rank has ended, or did not answer in time."""
 
     rank: int
     count: int
@@ -89,12 +84,8 @@ ALONE = Alone()
 
 
 class RankLayout(NamedTuple):
-    """How a trainer is laid out over ranks.
-
-    Attributes:
-        ranks: processes that train the model together. Each has a trainer of its own.
-        sharded: whether they hold the parameters in shards (`gathered`).
-    """
+    """How a trainer is laid out over `ranks`, each with a trainer of its own; if `sharded`, they hold the parameters in
+    shards (`gathered`)."""
 
     ranks: Ranks = ALONE
     sharded: bool = False

@@ -143,8 +143,8 @@ class LocalTrainer:
         return self._version
 
     def checksums(self) -> dict[str, str]:
-        """Return the checksum of the weights of each model, the trained one and its teachers, by name. Call it before
-        the first step."""
+        """Return, before the first step, the checksum of the weights of each model, the trained one and its teachers,
+        by name."""
         others = {name: model for name, model in self._models.items() if name not in self._loaded}
         return {**self._loaded, **{name: checksum(model.state()) for name, model in others.items()}}
 
@@ -208,12 +208,8 @@ class LocalTrainer:
         return await self._run_in_worker(self._save, path, stage, metrics)
 
     async def restore(self, ref: CheckpointRef) -> None:
-        """Restore a checkpoint of a trainer with the same model and config. Training then continues bitwise as if it
-        had never stopped.
-
-        Raises:
-            BadInput: the checkpoint was written under another config.
-        """
+        """Restore a checkpoint of a trainer with the same model and config; refuse one of another config (`BadInput`).
+        Training then continues bitwise as if it had never stopped."""
         await self._run_in_worker(self._restore, ref)
 
     async def close(self) -> None:
@@ -289,8 +285,7 @@ class LocalTrainer:
         return {**metrics, "forward_backward_s": time.perf_counter() - started}
 
     def _pack_by_teacher(self, rows: Sequence[Sample]) -> list[list[Sample]]:
-        """Pack rows into micro-batches, separately for each teacher, so that each teacher computes only its own
-        rows."""
+        """Pack rows into micro-batches, apart for each teacher, so that each teacher computes only its own rows."""
         parts = [list(rows)]
         if self._by_teacher:
             names = sorted({str(row.teacher) for row in rows})
