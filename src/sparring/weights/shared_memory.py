@@ -126,8 +126,7 @@ def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
 
 
 def forget(ref: WeightRef) -> None:
-    """Unlink the file now; the mapped tensors stay valid. Only for published weights whose single receiver has fetched
-    them."""
+    """Unlink the file now; the mapped tensors stay valid. Only for weights whose single receiver has fetched them."""
     (FOLDER / msgspec.convert(ref.location, SegmentLocation).segment).unlink(missing_ok=True)
 
 
@@ -180,11 +179,8 @@ def write(descriptor: int, tensors: Mapping[str, TensorSpan], state: Mapping[str
 
 @contextmanager
 def opened(path: Path, size: int, where: str) -> Iterator[BufferedReader]:
-    """Open a published file of `size` bytes, at least 1.
-
-    Raises:
-        WeightsError: the file is gone, has another size, or cannot be read.
-    """
+    """Open a published file of `size` bytes, at least 1; refuse one that is gone, has another size or cannot be read
+    (`WeightsError`)."""
     with ExitStack() as stack, boundary(WeightsError, where, "a readable file", "publish them again"):
         try:
             file = stack.enter_context(open(path, "rb", opener=_without_waiting))
