@@ -133,8 +133,7 @@ class RmsNorm(Function):
 
 
 class LayerNorm(Function):
-    """torch's layer norm, whose backward pass adds the gradients of the parameters in row order, not thread by
-    thread."""
+    """torch's layer norm, whose backward pass adds the gradients of the parameters row by row, not thread by thread."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: Any, bias: Any, eps: float) -> torch.Tensor:

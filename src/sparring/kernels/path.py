@@ -158,8 +158,8 @@ class KernelPath(Protocol):
         shared: torch.Tensor | None = None,
         sinks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute `ops.attention_packed`, and also the logsumexp [N, H] float32 of the scores and the sink; sinks are
-        float32."""
+        """Compute `ops.attention_packed`, with sinks [H] float32, and the logsumexp [N, H] float32 of scores and
+        sink."""
 
     def attention_packed_backward(self, saved: SavedAttention, grad: torch.Tensor, form: AttentionForm) -> Heads:
         """Return the gradients of q, k and v from the gradient of o[N, H, d]."""

@@ -110,11 +110,8 @@ def why_not(name: str, *, software: bool = True) -> str:
 
 def use(name: str) -> None:
     """Choose the CPU's path for this process, before anything is packed; SPARRING_KERNELS does the same by `SETTINGS`.
-    Missing instructions are emulated, slowly, where possible.
-
-    Raises:
-        BadInput: there is no such path, or this machine cannot compute it.
-    """
+    Missing instructions are emulated, slowly, where possible; what this machine cannot compute is refused
+    (`BadInput`)."""
     global _path
     _path = _make_path(name, "numerics path")
 

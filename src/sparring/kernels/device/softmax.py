@@ -119,7 +119,7 @@ def _draw(
     PARTS: tl.constexpr, COUNT: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     """Draw the first token whose cumulative weight exceeds u of the total; at temperature 0, the first of the
-    maximum."""
+    likeliest."""
     row = tl.program_id(0).to(tl.int64)
     maximum, total = _maximum_of(maxima, row, PARTS, COUNT), _total(sums, row, COUNT)
     greedy = tl.load(temperature + row) == 0.0
@@ -230,7 +230,7 @@ def draw(
 def logits_gradient(
     saved: SavedLogprobs, grad_logprob: torch.Tensor, grad_entropy: torch.Tensor | None, *, spent: bool
 ) -> torch.Tensor:
-    """Return the gradient of logits [N, V] from those of logprob and entropy [N]; in place if the logits are
+    """Return the gradient of logits [N, V] from those of logprob and entropy [N], in place if the logits are
     `spent`."""
     logits, targets, temperature, entropy, maximum, log_sum = saved
     logits, (rows, width) = logits.contiguous(), logits.shape

@@ -362,8 +362,8 @@ def _invert(weights: torch.Tensor, u: float) -> int:
 
 
 def uniform(seed: int, position: int) -> float:
-    """Return (top 24 bits + 0.5) / 2^24 of the first word of Philox4x32-10 (Salmon et al. 2011) for this key and
-    counter."""
+    """Return the first word of Philox4x32-10 (Salmon et al. 2011) for this key and counter, as (top 24 bits + 0.5) /
+    2^24."""
     mask = 0xFFFFFFFF
     counter = [position & mask, position >> 32 & mask, 0, 0]
     key = [seed & mask, seed >> 32 & mask]
