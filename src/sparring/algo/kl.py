@@ -64,7 +64,7 @@ class Kl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         check_target(self.coefficient, self.target, self.gain)
 
     def __call__(self, logprob: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-        """Estimate the divergence at each token [M], with the gradient of `logprob`. Not for "full", which needs
+        """Estimate the divergence at each token [M], with the gradient of `logprob`; not for "full", which needs
         logits."""
         difference = bounded(logprob - reference)
         if self.estimator == "k2":

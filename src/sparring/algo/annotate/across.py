@@ -34,12 +34,7 @@ Span = tuple[range, range]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TeacherTokenizer:
-    """Text format of a teacher.
-
-    Attributes:
-        end: id that ends a turn.
-        max_tokens: context length of the teacher.
-    """
+    """Text format of a teacher: `end` is the id that ends a turn, `max_tokens` the teacher's context length."""
 
     renderer: Renderer
     encode: Callable[[str], Sequence[int]]
@@ -54,9 +49,7 @@ class AcrossTokenizers:
     teacher's context, or if it follows several simultaneous tool calls. Such a turn gets its recorded log-probabilities
     as the teacher's: a gap of 0.
 
-    Args:
-        teachers: names of the teachers' models by domain, as for `TeacherRows`.
-        tokenizers: text formats of the teachers, by model name.
+    `teachers` are those of `TeacherRows`; `tokenizers` are the teachers' text formats, by model name.
     """
 
     def __init__(

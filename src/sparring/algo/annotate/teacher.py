@@ -18,11 +18,7 @@ from sparring.types import Sample
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TeacherInput:
-    """Tokens that a teacher reads instead of a row.
-
-    Attributes:
-        shift: offset of the row in the input: the row's token t is `tokens[t + shift]`.
-    """
+    """Tokens that a teacher reads instead of a row: the row's token t is `tokens[t + shift]`."""
 
     tokens: tuple[int, ...]
     shift: int

@@ -13,12 +13,9 @@ Forward = Callable[[Sequence[Sample], Set[str]], Awaitable[Sequence[Mapping[str,
 
 
 class TrainerQuantity:
-    """Writes a quantity of every weighted token under the trainer's current weights. Implements `Annotator`.
-
-    Args:
-        name: annotation to write, such as `Annotation.PROXIMAL` for the policy's log-probabilities before an update of
-            several optimiser steps.
-    """
+    """Writes a quantity of every weighted token under the trainer's current weights as the annotation `name`, such as
+    `Annotation.PROXIMAL` for the policy's log-probabilities before an update of several optimiser steps. Implements
+    `Annotator`."""
 
     def __init__(self, forward: Forward, name: Annotation, quantity: str = "logprob") -> None:
         self._forward, self._name, self._quantity = forward, name, quantity

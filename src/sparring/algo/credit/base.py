@@ -61,8 +61,8 @@ class BaseCredit(NamedRule, frozen=True, kw_only=True):
         return alike(rewards)
 
     def open(self) -> Any:
-        """Return the rule in its initial state, as `protocols.Credit` without `denominator`: itself, if it has no
-        state."""
+        """Return the rule in its initial state, a `protocols.Credit` without `denominator`: itself, if it is
+        stateless."""
         return self
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:

@@ -28,14 +28,11 @@ class TurnSpan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
-    """One trajectory of a group.
+    """One trajectory of a group. `rows` are those of its branches; empty if another model played it.
 
     A step is a sampled token with policy weight. Steps are numbered turn by turn, in the order of the requests;
     `following` gives the step that logically comes next. A token that several branches share has weight in a single
     branch, so it is one step. A score whose number of turns is not the trajectory's is refused (`ValueError`).
-
-    Attributes:
-        rows: rows of its branches; empty if another model played it.
     """
 
     trajectory: Trajectory
@@ -111,8 +108,8 @@ class Member:
         return self._turn_values("states", self.score.states_of(self.trajectory.role), None)
 
     def read(self, name: str, rule: str) -> list[float]:
-        """Return the values of an annotation at each step; refuse a row without it, in the name of credit `rule`
-        (`BadInput`)."""
+        """Return the values of an annotation at each step; refuse a row without it (`BadInput`) in the name of
+        `rule`."""
         for row in self.rows:
             if name not in row.annotations:
                 do = "add the annotator that writes it to the stage, or choose another credit"
@@ -136,7 +133,7 @@ class Member:
         return self.succession().behind([len(turn) for turn in self.steps()])
 
     def earned(self, values: Sequence[float], discount: float, rest: float = 0.0) -> list[float]:
-        """Add to the values of steps the rewards of side branches and the rest of the outcome; see
+        """Add to the steps' values the rewards of side branches and the rest of the outcome; see
         `Succession.earned`."""
         remaining = iter(values)
         by_turn = [[next(remaining) for _ in turn] for turn in self.steps()]

@@ -19,12 +19,8 @@ Address = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepPlace:
-    """Logical position of a step.
-
-    Attributes:
-        before: number of the preceding step, on the same chain or on the one that this chain hangs on; None for a first
-            step.
-    """
+    """Logical position of a step. `before` is the number of the preceding step, on the same chain or on the one that
+    this chain hangs on; None for a first step."""
 
     address: Address
     before: int | None
@@ -82,8 +78,7 @@ class Succession:
         return values
 
     def behind(self, lengths: Sequence[int]) -> list[int | None]:
-        """Map each step to its successor along `following`, None at the end; `lengths` is the number of steps of each
-        turn."""
+        """Map each step to its successor along `following`, None at the end; turn t has `lengths[t]` steps."""
         starts = list(accumulate(lengths, initial=0))
         entry: list[int | None] = [None] * len(lengths)
         steps: list[int | None] = [None] * sum(lengths)

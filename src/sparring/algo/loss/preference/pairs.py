@@ -18,13 +18,8 @@ from sparring.types import Sample
 
 
 class ReplySums(NamedTuple):
-    """Sums over the tokens of each reply; the three tensors have one shape.
-
-    Attributes:
-        logprob: log-probability under the policy.
-        reference: log-probability under the reference; zeros without one.
-        length: number of tokens.
-    """
+    """Sums over the tokens of each reply: log-probability under the policy and under the reference (zeros without one),
+    and number of tokens; the three tensors have one shape."""
 
     logprob: torch.Tensor
     reference: torch.Tensor
@@ -32,11 +27,8 @@ class ReplySums(NamedTuple):
 
 
 class PairForm(Protocol):
-    """Algorithm over pairs: a rule that a recipe names, with its settings. Torch-free until called.
-
-    Attributes:
-        has_reference: True if rows carry the annotation `reference`.
-    """
+    """Algorithm over pairs: a rule that a recipe names, with its settings. Torch-free until called. With
+    `has_reference`, rows carry the annotation `reference`."""
 
     has_reference: ClassVar[bool]
 
@@ -99,8 +91,7 @@ def sides(micro_batch: Any, weights: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 
 def replies(logprob: torch.Tensor, reference: torch.Tensor | None, which: torch.Tensor, count: int) -> ReplySums:
-    """Sum the values of M tokens over `count` replies; `which` [M] is the number of a token's reply, negative without
-    one."""
+    """Sum the values of M tokens over `count` replies; `which` [M] numbers each token's reply, negative for none."""
     belongs = which >= 0
 
     def summed(values: torch.Tensor) -> torch.Tensor:
@@ -125,8 +116,7 @@ def pair_metrics(rewards: torch.Tensor) -> dict[str, tuple[float, float]]:
 
 
 def rewards_of(form: PairForm, rows: Sequence[Sample], logprobs: Sequence[Sequence[float]]) -> list[float]:
-    """Compute the reward of each row's reply in float64 from its log-probability per token, as from
-    `Trainer.forward`."""
+    """Compute the reward of each row's reply in float64, from log-probabilities as `Trainer.forward` returns them."""
     rewards = []
     for row, values in zip(rows, logprobs, strict=True):
         weighted = torch.tensor(row.weights[PairLoss.term]) != 0

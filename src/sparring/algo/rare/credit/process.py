@@ -51,8 +51,7 @@ class Process(BaseCredit, frozen=True, kw_only=True, tag="process"):
 
 
 def _token_advantages(member: Member, turns: Sequence[Sequence[tuple[int, float]]], rewards: Values) -> list[float]:
-    """Return for each token the reward to go from its step on, or from the next step's for a token outside all
-    steps."""
+    """Return for each token the reward to go from its step on; outside all steps, from the next step on."""
     order = member.succession()
     earned = [value for turn in order.earned(rewards, 1.0) for value in turn]
     to_go = returns(earned, 1.0, order.behind([len(turn) for turn in rewards]))
