@@ -96,7 +96,7 @@ def recall(folder: Path, algo: object, bases: Mapping[str, type[Any]], *, runs: 
     `runs` code, classes that only say what the recipe says.
 
     Args:
-        algo: `[algo]` of the recipe as plain data.
+        algo: the recipe's table `[algo]` as plain data.
         bases: base class of the rules of each part.
     """
     values = algo.items() if isinstance(algo, Mapping) else ()

@@ -44,9 +44,9 @@ def gpu_count() -> int:
 
 
 def gpu_of(number: int, count: int) -> str:
-    """Return the name, for `VISIBLE`, of one of `count` GPUs: that of process `number`, from 0, besides the run's own.
-    The run's own process computes on the first GPU; the others have the rest in turn, or share the first if there is
-    only one."""
+    """Return the name, for `VISIBLE`, of the GPU of another process of this run, by its `number` from 0, if there are
+    `count` GPUs. The run's own process computes on the first GPU; the others have the rest in turn, or share the first
+    if there is only one."""
     names = [name for name in os.environ.get(VISIBLE, "").split(",") if name] or [str(gpu) for gpu in range(count)]
     others = names[1:count] or names[:1]
     return others[number % len(others)]

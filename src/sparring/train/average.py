@@ -51,7 +51,7 @@ class Average:
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Restore the average from `state`; refuse that of another model (`BadInput`)."""
+        """Restore the average from `state`; refuse the state of another model (`BadInput`)."""
         if state.keys() != self._values.keys():
             got = f"a difference in {sorted(state.keys() ^ self._values.keys())[:3]}"
             raise refusal("moving average", "this model's parameters", got, "restore the model it was saved from")

@@ -24,7 +24,7 @@ Stretch = tuple[int, int]
 
 def stretches(sizes: Mapping[str, int], count: int) -> list[dict[str, Stretch]]:
     """Cut parameters, given by their numbers of elements, into `count` shards of nearly equal size that end at the ends
-    of blocks. Return for each shard the stretch of each parameter of which it has elements."""
+    of blocks. Return, for each shard, its stretch of each parameter in it."""
     total, before = sum(sizes.values()), 0
     shards: list[dict[str, Stretch]] = [{} for _ in range(count)]
     for name, size in sizes.items():
@@ -40,8 +40,8 @@ def block_squares(*tensors: torch.Tensor) -> list[float]:
     """Return the sum of squares of each block of contiguous tensors, block by block in their order, in float64.
 
     The halves of a block are added element by element until one element is left, so a sum depends on the elements of
-    its block alone. The square of a float32 number is exact in float64. Small tensors are computed together, and blocks
-    are as wide as the largest of them needs: the zeros behind a shorter one change no bit.
+    its block alone. The square of a float32 number is exact in float64. Small tensors are computed together, with their
+    blocks padded to one width by zeros, which change no bit.
     """
     sums, pieces, rows = list[float](), list[torch.Tensor](), 0
     for piece in (piece for values in tensors for piece in values.reshape(-1).split(BLOCK * AT_ONCE)):

@@ -25,7 +25,7 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Dealt:
-    """Parts that are dealt to ranks; `at_once` is that of `GradientExchange`. Implements `Parts`."""
+    """Parts that are dealt to ranks; `at_once` as in `GradientExchange`. Implements `Parts`."""
 
     lanes = LANES
 

@@ -1,4 +1,5 @@
-"""Exchange of gradients between ranks: the owner of a stretch adds those of all ranks, in the order of the ranks.
+"""Exchange of gradients between ranks: the owner of a stretch adds the gradients of all ranks, in the order of the
+ranks.
 
 So the sum of gradients has the bits of one process, whatever the number of ranks. A parameter without a gradient in a
 part is left out of the sum, as there: adding a zero would turn -0.0 into 0.0.

@@ -19,7 +19,7 @@ class FiniteSteps:
     """Counter of consecutive optimiser steps that were dropped because of a non-finite gradient.
 
     Attributes:
-        in_a_row: number of them, 0 after a step with a finite gradient; a resumed run goes on from it.
+        in_a_row: number of dropped steps since the last finite gradient; a resumed run goes on from it.
     """
 
     def __init__(self, name: str) -> None:
@@ -29,8 +29,8 @@ class FiniteSteps:
     def add(self, norm: float, tokens: float, version: int) -> dict[str, float]:
         """Record an optimiser step with a gradient of this norm, and return the metrics that replace its batches'.
 
-        These are none for a finite norm. Otherwise the step changed nothing: tokens_trained, 0, and tokens_dropped. The
-        last of `DROPPED_STEPS` such steps in a row raises `NotFinite`.
+        With a finite norm there are no such metrics. Otherwise the step has changed nothing: tokens_trained is 0, and
+        tokens_dropped is `tokens`. The last of `DROPPED_STEPS` such steps in a row raises `NotFinite`.
         """
         if math.isfinite(norm):
             self.in_a_row = 0

@@ -43,7 +43,7 @@ Step = tuple[str, int]
 
 
 class Piece(NamedTuple):
-    """Bytes [first, end) of the buffer, with the parameters of which `owner` has the stretches in it."""
+    """Bytes [first, end) of the buffer: the stretches of the parameters `names` that `owner` has."""
 
     owner: int
     first: int
@@ -169,7 +169,7 @@ class Gathered:
             self._next(*self._script[self._done])
 
     def _bring(self, piece: Piece) -> None:
-        """Send this rank's stretches to the others, or take those of another."""
+        """Send this rank's stretches to the other ranks, or receive the owner's."""
         if piece.owner == self._ranks.rank:
             for name in piece.names:
                 begin, end = self._ranges[name]
@@ -177,7 +177,7 @@ class Gathered:
         self._ranks.broadcast(self.buffer[piece.first : piece.end], piece.owner)
 
     def _repack(self, parts: tuple[Product | RowExperts, ...]) -> None:
-        """Drop the packed copies of the stage before, and pack those of this one, in the same memory if it fits."""
+        """Drop the packed copies of the stage before, and pack this stage's, in the same memory if it fits."""
         for part in self._held:
             if isinstance(part, Product):
                 self._spare.append(part.drop())

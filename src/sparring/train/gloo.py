@@ -43,7 +43,7 @@ class GlooRanks:
     """Processes, or threads, that are connected by gloo. Implements `Ranks`.
 
     Args:
-        meeting: address of the `Meeting` of one of them.
+        meeting: address of the ranks' `Meeting`.
         timeout_s: seconds that a rank waits for another.
         host: address by which the others reach this machine.
 

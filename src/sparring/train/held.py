@@ -43,7 +43,7 @@ class Held(Protocol):
         ...
 
     def state(self) -> Mapping[str, torch.Tensor]:
-        """Return the trained weights by name, of which only names, dtypes and shapes are to be read."""
+        """Return the trained weights by name, for their names, dtypes and shapes; their values are not to be read."""
         ...
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -62,8 +62,8 @@ class Held(Protocol):
         ...
 
     def publish(self, name: str, version: int, probe: Probe | None, *, adapter: str | None) -> WeightRef:
-        """Publish a copy of the weights; the arguments are those of `weights.inline.publish`. What was published before
-        may end."""
+        """Publish a copy of the weights, with the arguments of `weights.inline.publish`. The publication before may
+        end."""
         ...
 
     def close(self) -> None:
@@ -107,6 +107,6 @@ class WholeWeights:
 
 
 def drain(tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
-    """Read what is left of `Held.tensors`, after an error too: the other ranks gather it."""
+    """Read the rest of `Held.tensors`, after an error too, because the other ranks gather it."""
     for _ in tensors:
         pass

@@ -73,12 +73,12 @@ class Optimiser:
 
     @property
     def ranges(self) -> dict[str, Stretch]:
-        """This rank's stretch of each parameter of which it has elements."""
+        """This rank's stretch of each parameter in its shard."""
         return dict(self._own)
 
     @property
     def own(self) -> dict[str, torch.Tensor]:
-        """This rank's stretch of each parameter of which it has elements: its master, float32."""
+        """This rank's masters, float32: its stretch of each parameter in its shard."""
         return {name: master.detach() for name, master in self._masters.items()}
 
     def masters(self) -> dict[str, torch.Tensor]:
@@ -95,7 +95,7 @@ class Optimiser:
         return whole
 
     def add(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Add the gradients of one micro-batch, in the order of `parameters`; None where there is none."""
+        """Add a micro-batch's gradients, in the order of `parameters`; None for a parameter without a gradient."""
         for name, gradient in zip(self._masters, gradients, strict=True):
             if gradient is not None:
                 self.add_one(name, gradient)
@@ -144,8 +144,8 @@ class Optimiser:
         return tensors
 
     def load_state(self, state: StoredOptimiser) -> None:
-        """Restore this shard of the optimiser from the `state` of all parameters, of which it reads its stretches;
-        refuse tensors of other parameters or another dtype (`BadInput`)."""
+        """Restore this rank's shard from the optimiser's `state`, reading its stretches alone; refuse tensors of other
+        parameters or another dtype (`BadInput`)."""
         self.discard()
         masters = {name for name, p in self._parameters.items() if not _is_own_master(p)}
         stored = {name.removeprefix("master/") for name in state.names if name.startswith("master/")}
@@ -172,7 +172,7 @@ class Optimiser:
 
     @torch.no_grad()
     def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Restore the masters that are not in `state`, those of float32 parameters, from whole weights by name."""
+        """Restore the masters of float32 parameters, which are not in `state`, from whole weights by name."""
         for name, master in self._masters.items():
             if _is_own_master(self._parameters[name]):
                 master.copy_(self._stretch(name, weights[name]))

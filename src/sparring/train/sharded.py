@@ -1,4 +1,4 @@
-"""`ShardedWeights`: weights of a trainer in shards, of which no rank has a whole copy (`gathered`)."""
+"""`ShardedWeights`: weights of a trainer in shards; no rank has a whole copy (`gathered`)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 
 class ShardedParts:
-    """Parts that are dealt to ranks, each of which gathers the parameters layer by layer. Implements `Parts`."""
+    """Parts that are dealt to ranks; each rank gathers the parameters layer by layer. Implements `Parts`."""
 
     lanes = LANES
 

@@ -1,5 +1,5 @@
-"""`StoredOptimiser`: the optimiser's state in a checkpoint, of which each rank reads its own stretches, whatever number
-of ranks wrote it."""
+"""`StoredOptimiser`: the optimiser's state in a checkpoint. Each rank reads its own stretches, whatever number of ranks
+wrote it."""
 
 from __future__ import annotations
 

@@ -81,8 +81,8 @@ def about(ref: WeightRef, transport: str) -> str:
 
 
 def verify(ref: WeightRef, state: Mapping[str, torch.Tensor], where: str) -> None:
-    """Refuse fetched tensors of which a bit differs from the published ones (`WeightsError`); the message names the
-    first tensor, if the publisher computed digests."""
+    """Refuse fetched tensors that differ in a bit from the published ones (`WeightsError`); the message names the first
+    such tensor, if the publisher computed digests."""
     actual = checksum(state)
     if actual != ref.checksum:
         _, found = checksums(state)

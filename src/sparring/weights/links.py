@@ -106,8 +106,7 @@ class WeightLinks:
     @contextmanager
     def published(self, link: Link, ref: WeightRef) -> Iterator[WeightRef]:
         """Publish the tensors of an inline reference over a link until the context ends. Those who publish equal
-        tensors at the same time share one publication, of which each gets a reference with its own version and
-        probe."""
+        tensors at the same time share one publication; each gets a reference with its own version and probe."""
         key = (link.transport, ref.model, ref.adapter or "", ref.checksum)
         with self._lock:
             shared = self._shared.get(key)

@@ -28,7 +28,7 @@ class TurnSpan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
-    """One trajectory of a group. `rows` are those of its branches; empty if another model played it.
+    """One trajectory of a group. `rows` are its branches' rows; empty if another model played it.
 
     A step is a sampled token with policy weight. Steps are numbered turn by turn, in the order of the requests;
     `following` gives the step that logically comes next. A token that several branches share has weight in a single

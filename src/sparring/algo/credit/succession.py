@@ -312,8 +312,8 @@ class _Links:
         return max(own or ends, default=None)
 
     def _cause(self, turn: int) -> int | None:
-        """Return the turn that caused a turn: the first that exists of the turn that it continues, the origin that its
-        fork names, and the latest earlier turn that its prompt quotes; None if there is none."""
+        """Return the turn that caused a turn: the one that it continues, else the origin that its fork names, else the
+        latest earlier turn that its prompt quotes, else None."""
         fork, cause = self._fork[turn], self._parent[turn]
         if cause is None and fork is not None:
             cause = self._turn_at(fork.of)
