@@ -45,8 +45,7 @@ def aggregated(rows: Sequence[Sample], how: Aggregation, max_tokens: int) -> lis
 
 
 def denominator(rows: Iterable[Sample], how: Aggregation) -> float | None:
-    """Return the divisor of an update's policy term: the number of trajectories; None if it is the sum of the
-    weights."""
+    """Return the divisor of an update's policy term, its number of trajectories; None for the sum of the weights."""
     if how in ("token_mean", "sequence_mean"):
         return None
     return float(len({row.trajectory for row in rows if any(row.weights.get("policy", ()))}))
@@ -55,7 +54,8 @@ def denominator(rows: Iterable[Sample], how: Aggregation) -> float | None:
 def recounted(
     weights: torch.Tensor, kept_mask: torch.Tensor, trajectories: torch.Tensor, how: Aggregation
 ) -> torch.Tensor:
-    """Compute factors for the weights of an optimiser step's M tokens so that only kept tokens count.
+    """Compute factors [M] for the weights of an optimiser step's M tokens so that only kept tokens count; 0 for the
+    others.
 
     The loss is then divided as if the other tokens had not been sampled: by the number of kept tokens, or by the number
     of trajectories with a kept token, whose lengths are then their numbers of kept tokens. All factors are exactly 1 if
@@ -65,9 +65,6 @@ def recounted(
         weights: [M] weight of each token in the policy term; 0 outside it.
         kept_mask: [M] bool, tokens that a mask lets through.
         trajectories: [M] int64, number of the token's trajectory, from 0.
-
-    Returns:
-        [M] factors; 0 for tokens that are not kept.
     """
     kept_weights = weights * kept_mask
     if how == "token_mean":

@@ -239,12 +239,8 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self.top_entropy < 1 or rule.normalise or rule.denominator == "kept"
 
     def check(self, group_size: int, annotations: Set[str]) -> None:
-        """Refuse a credit rule that cannot work with this group size and these annotations.
-
-        Raises:
-            BadInput: the rule compares more rollouts than a group has, it reads an annotation that the stage does not
-                write, or the filter would drop every group.
-        """
+        """Refuse a credit rule that cannot work with this group size and these annotations, and a filter that would
+        drop every group (`BadInput`)."""
         self.credit.check(group_size, annotations)
         self._check_rewards()
         if group_size < 2 and self.zero_variance_filter:
@@ -355,11 +351,7 @@ def _refuse_whole_reward(price: Any) -> None:
 
 
 def _check_name(key: str, name: Any, *names: Any) -> Any:
-    """Return the name if it is one of `names`.
-
-    Raises:
-        InvalidValue: the name is unknown.
-    """
+    """Return the name; refuse one that is not among `names`."""
     allowed = [choice for group in names for choice in ([group] if isinstance(group, str) else group)]
     if name not in allowed:
         raise InvalidValue(("algo", key), f"one of {', '.join(sorted(allowed))}", repr(name))

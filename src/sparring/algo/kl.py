@@ -64,7 +64,7 @@ class Kl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         check_target(self.coefficient, self.target, self.gain)
 
     def __call__(self, logprob: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-        """Estimate the divergence at each token [M], with the gradient of `logprob`. Not for "full", which needs
+        """Estimate the divergence at each token [M], with the gradient of `logprob`; not for "full", which needs
         logits."""
         difference = bounded(logprob - reference)
         if self.estimator == "k2":
@@ -75,11 +75,7 @@ class Kl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def check_target(coefficient: float, target: float | None, gain: float) -> None:
-    """Check the settings of an adaptive coefficient.
-
-    Raises:
-        ValueError: target, coefficient or gain is out of range.
-    """
+    """Refuse settings of an adaptive coefficient that are out of range (`ValueError`)."""
     if target is not None and not (target > 0 and coefficient > 0):
         got = f"{target} and {coefficient}"
         raise ValueError(f"target must be above 0 with a coefficient above 0 to start from, got {got}")

@@ -92,13 +92,12 @@ def record(folder: Path, algo: msgspec.Struct) -> None:
 
 
 def recall(folder: Path, algo: object, bases: Mapping[str, type[Any]], *, runs: bool) -> None:
-    """Make the own rules of a recorded recipe known: their classes from the files in the run's folder, or, without
-    running any code, classes that only say what the recipe says.
+    """Make the own rules of a recorded recipe known: their classes from the files in the run's folder, or, unless it
+    `runs` code, classes that only say what the recipe says.
 
     Args:
-        algo: `[algo]` of the recipe as plain data.
+        algo: the recipe's table `[algo]` as plain data.
         bases: base class of the rules of each part.
-        runs: whether to run the files.
     """
     values = algo.items() if isinstance(algo, Mapping) else ()
     tables = ((part, table) for part, value in values for table in (value if isinstance(value, list) else [value]))

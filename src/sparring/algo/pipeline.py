@@ -18,10 +18,8 @@ class CreditPipeline:
     """Pipeline around a credit rule: shaping and filters of groups before it, aggregation after it.
 
     Difficulty and right answers are judged by the score before shaping, the zero-variance filter by rewards after
-    shaping. A filtered group gives an empty list, and no rule sees it. Implements `Credit`.
-
-    Args:
-        max_tokens: constant length of aggregation "constant" if the config sets none.
+    shaping. A filtered group gives an empty list, and no rule sees it. Aggregation "constant" divides by `max_tokens`
+    if the config sets no length. Implements `Credit`.
     """
 
     def __init__(self, config: AlgoConfig, *, max_tokens: int) -> None:

@@ -33,8 +33,7 @@ class RightAnswers(NamedRule, frozen=True, kw_only=True, tag="right_answers"):
             raise ValueError(f"coefficient must be above 0, got {self.coefficient}; leave the table out for none")
 
     def imitated(self, group: Group, rows: Sequence[Sample]) -> list[Sample]:
-        """Set weight 1 in the imitate term on every sampled token of right trajectories, and return the group's
-        rows."""
+        """Set weight 1 in the imitate term on each sampled token of right trajectories; return the group's rows."""
         right = {
             trajectory.id
             for rollout, score in zip(group.rollouts, group.scores, strict=True)

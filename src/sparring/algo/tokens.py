@@ -51,8 +51,7 @@ class PolicyTokens:
         return bounded(self.logprob - self.anchor)
 
     def mean(self, values: torch.Tensor, unit: Unit) -> torch.Tensor:
-        """Compute for each token the mean of values [M] over its unit, [M]. For unit "token" these are the values
-        themselves."""
+        """Compute for each token the mean of values [M] over its unit, [M]; for unit "token" the values themselves."""
         if unit == "token":
             return values
         totals, index = self._totals(values, unit)

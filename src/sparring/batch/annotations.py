@@ -9,13 +9,11 @@ from sparring.types import Sample
 
 
 def agreed(rows: Sequence[Sample]) -> list[str]:
-    """Return the names of the annotations that all `rows` carry, sorted.
+    """Return the names of the annotations that all `rows` carry, sorted; refuse rows that carry different ones
+    (`SparringError`).
 
     A loss reads one column of values per annotation, so an annotation that one row lacks would be missing for all.
     Without `proximal`, for example, every ratio would be 1 and no token would be clipped.
-
-    Raises:
-        SparringError: two rows carry different annotations.
     """
     if not rows:
         return []

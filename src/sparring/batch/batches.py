@@ -57,8 +57,7 @@ async def batches(
     annotators: Sequence[Annotator] = (),
     plan: Plan = Plan(),
 ) -> AsyncIterator[Batch]:
-    """Yield the batches of each of `steps`, made from the next `groups_per_step` groups in the order of `groups` (law
-    5).
+    """Yield the batches of each of `steps`, made from the next `groups_per_step` groups in their order (law 5).
 
     A group is taken only when the batch that needs it is requested. If the groups end early, the remaining ones make a
     last, smaller batch.
@@ -66,12 +65,8 @@ async def batches(
     Args:
         groups: scored groups in admission order.
         steps: numbers of the updates to do. Update n makes version n, so a fresh run of 100 updates has range(1, 101).
-        groups_per_step: number of tasks per update.
         model: name of the trained model; tokens of other models are context.
-        annotators: annotators that run before credit, in this order.
-
-    Raises:
-        SparringError: an annotator or the credit lost or doubled a token (law 7), or annotated only some rows.
+        annotators: run before credit, in this order.
     """
     if groups_per_step < 1:
         raise ValueError(f"groups_per_step must be at least 1, got {groups_per_step}")

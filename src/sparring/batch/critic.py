@@ -18,10 +18,7 @@ def value_rows(rows: Sequence[Sample]) -> list[Sample]:
 
     The critic's loss is thus a mean over all steps of the rollouts in the update. The value at a token belongs to the
     context before it, the state in which the token was sampled. Sampling data (log-probabilities, kept sets, biases) is
-    not copied.
-
-    Raises:
-        SparringError: a row lacks an annotation of `NEEDS`.
+    not copied. A row without an annotation of `NEEDS` is refused (`SparringError`).
     """
     return [_row(row) for row in rows if any(row.weights.get("policy", ()))]
 

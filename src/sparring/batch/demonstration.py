@@ -15,7 +15,6 @@ def demonstration(tokens: Sequence[int], sampled: Sequence[bool], id: str) -> Sa
     Args:
         tokens: [T] ids of the rendered conversation.
         sampled: [T] True for tokens of an assistant body or its end (`protocols.Rendered.sampled`).
-        id: name of the demonstration in messages and reports.
 
     Raises:
         BadInput: `tokens` and `sampled` differ in length, no token is marked, or the first token is, which no earlier

@@ -9,17 +9,12 @@ from sparring.types import Sample
 
 
 def denominators(rows: Iterable[Sample], *, policy: float | None = None) -> dict[str, float]:
-    """Sum the weights of each term over all rows of an update, rounded correctly whatever their order.
+    """Sum the weights of each term over all rows of an update, rounded correctly whatever their order; `policy`
+    replaces the policy term's sum. A sum of 0 or less is refused (`ValueError`).
 
     With weights of 1 the sum is the number of tokens (token mean); with weights that sum to 1 per trajectory it is the
     number of trajectories (sequence mean). A term without weighted tokens is absent. Rows with label 0, which are
     judged but not trained, do not count.
-
-    Args:
-        policy: denominator of the policy term; None takes the sum.
-
-    Raises:
-        ValueError: the weights of a term sum to 0 or less.
     """
     weights: dict[str, list[float]] = {}
     for row in rows:

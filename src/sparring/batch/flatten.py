@@ -34,8 +34,7 @@ def flatten(group: Group, model: str) -> list[Sample]:
 
 
 def sampled_tokens(rollouts: Iterable[Rollout], model: str, label: Label | None = None) -> int:
-    """Count the tokens that `model` sampled in these rollouts, each segment once; with a `label`, only segments with
-    this label."""
+    """Count the tokens that `model` sampled in these rollouts, each segment once; only those with `label` if given."""
     return sum(
         len(segment.tokens)
         for rollout in rollouts
@@ -110,7 +109,6 @@ def _bias(segment: Segment) -> Sequence[Bias]:
 
 
 def _temperature(id: str, segments: Iterable[Segment]) -> float:
-    """Return the temperature of a branch: a sample has a single one."""
     temperatures = {segment.sampling.temperature if segment.sampling else 1.0 for segment in segments}
     if len(temperatures) != 1:
         raise ValueError(f"sample {id}: sampled at {sorted(temperatures)}, but one branch trains at one temperature")

@@ -19,10 +19,7 @@ def implicit_rows(rows: Sequence[Sample]) -> list[Sample]:
 
     All branches of a trajectory are one reply with a total weight of 1; the trajectory's id is their group.
     Temperature, kept sets and biases are copied, so log-probabilities are of the distribution that was sampled from,
-    like the reference's.
-
-    Raises:
-        SparringError: a row lacks an annotation of `NEEDS`.
+    like the reference's. A row without an annotation of `NEEDS` is refused (`SparringError`).
     """
     weighted = [row for row in rows if any(row.weights.get("policy", ()))]
     lengths: Counter[str] = Counter()

@@ -44,7 +44,7 @@ def pack(rows: Sequence[Sample], token_budget: int) -> list[list[Sample]]:
 
 
 def lanes(rows: Sequence[Sample], count: int, context: float = 0.0) -> list[list[Sample]]:
-    """Cut one micro-batch into `count` parts of nearly equal cost, to be computed in parallel on one processor.
+    """Cut one micro-batch into `count` parts of nearly equal cost, which one processor computes in parallel.
 
     Two ways are tried. The one whose most expensive part costs less is taken; at equal costs, the one with the lower
     total. The first cuts the walk of rows into stretches, which splits few groups. The second deals out subtrees, the
@@ -52,11 +52,8 @@ def lanes(rows: Sequence[Sample], count: int, context: float = 0.0) -> list[list
     share nothing). The micro-batch stays whole if a part would have fewer than `SMALLEST_PIECE` tokens, or if shared
     prefixes, which each part computes for itself, would raise the total by more than `MOST_EXTRA`.
 
-    The result depends only on the rows' order and tokens, and is ordered as in `pack`.
-
-    Args:
-        context: number of earlier positions at which attention costs a token as much as everything else; 0 ignores the
-            cost of attention.
+    The result depends only on the rows' order and tokens, and is ordered as in `pack`. `context` is the number of
+    earlier positions at which attention costs a token as much as everything else; 0 ignores the cost of attention.
     """
     tree = _Tree(rows, context)
     parts = _deal_out(tree, count)
@@ -128,8 +125,7 @@ class _Tree:
             insort(part.rows, row)
 
     def stretches(self, parts: int) -> list[_Part]:
-        """Cut the walk into `parts` stretches of nearly equal cost, preferably before rows that share little with
-        earlier ones."""
+        """Cut the walk into `parts` stretches of nearly equal cost, preferably where consecutive rows share little."""
         count = min(parts, len(self._order))
         cuts = [0]
         for piece in range(1, count):
@@ -166,8 +162,7 @@ def _place(tree: _Tree, units: Iterable[Subtree], budget: int) -> list[_Part]:
 
 
 def _deal_out(tree: _Tree, count: int) -> list[_Part]:
-    """Divide the rows among `count` parts, some possibly empty, in the cheaper of the two ways that `lanes`
-    describes."""
+    """Divide the rows among `count` parts, some possibly empty, in the cheaper of the two ways of `lanes`."""
     dealt = [_Part() for _ in range(count)]
     for unit in tree.largest_first(tree.units(tree.cost / (count * UNITS_PER_PART))):
         tree.put(min(dealt, key=lambda part: part.cost + tree.added(part, unit)), unit)

@@ -33,10 +33,8 @@ def reply(
     Args:
         tokens: [T] ids of prompt and reply.
         is_reply: [T] True for tokens of the reply.
-        id: name of the reply in messages.
         group: name of the pair that the reply belongs to.
         label: CHOSEN, REJECTED or MISMATCHED.
-        share: total weight of the reply.
         imitate: also give each of its tokens weight 1 in the imitate term.
 
     Raises:
@@ -57,7 +55,6 @@ def whole_text(tokens: Sequence[int], *, id: str, group: str, label: float, marg
 
     Args:
         tokens: [T] ids of prompt and reply.
-        id: name of the text in messages.
         group: name of the pair that the text belongs to.
         label: CHOSEN or REJECTED.
         margin: smallest difference of rewards that the pair should have.
@@ -80,7 +77,6 @@ def labelled_steps(tokens: Sequence[int], ends: Mapping[int, float], *, id: str)
     Args:
         tokens: [T] ids of prompt and solution.
         ends: label of each step, 0 (wrong) to 1 (right), by the number of tokens at its end (1 to T).
-        id: name of the solution in messages.
     """
     places = range(len(tokens) + 1)
     return Sample(

@@ -28,14 +28,11 @@ class PrefixLayout:
 
 
 def walk(sequences: Sequence[Sequence[int] | np.ndarray]) -> tuple[list[int], list[int]]:
-    """Return the sequences' lexicographic order and, in this order, the number of leading tokens shared with the
-    previous one.
+    """Return the lexicographic order of sequences of token ids, 0 to 2^32 - 1, and, in this order, the number of
+    leading tokens that each shares with the previous one.
 
     No earlier sequence shares a longer prefix than the previous one does. So the tokens after the shared prefixes are
     together one token for each distinct prefix. Equal sequences keep their order.
-
-    Args:
-        sequences: token ids, at least 0 and below 2^32.
     """
     keys = [_words(sequence) for sequence in sequences]
     order = sorted(range(len(keys)), key=keys.__getitem__)
@@ -70,8 +67,7 @@ def _words(sequence: Sequence[int] | np.ndarray) -> bytes:
 
 
 def _common(a: bytes, b: bytes) -> int:
-    """Count the leading words that two sequences share: those above the highest differing bit, read as large
-    numbers."""
+    """Count the leading words that two sequences share: those above the highest bit in which they differ as numbers."""
     length = min(len(a), len(b))
     differs = int.from_bytes(a[:length], "big") ^ int.from_bytes(b[:length], "big")
     return (8 * length - differs.bit_length()) // 32

@@ -92,11 +92,7 @@ def micro_batch(
     idle_tokens: bool = False,
 ) -> MicroBatch:
     """Lay rows out as tensors on `device`, with the terms of `denominators`. Rows without a weighted token are left
-    out; if all are, N = B = M = 0. `idle_tokens` keeps policy tokens with an advantage of 0.
-
-    Raises:
-        SparringError: the rows carry different annotations.
-    """
+    out; if all are, N = B = M = 0. `idle_tokens` keeps policy tokens with an advantage of 0."""
     terms = sorted(denominators)
     names = agreed(rows)
     flat = _Flat(rows)
@@ -151,8 +147,7 @@ def _number_names(names: Sequence[str]) -> np.ndarray:
 
 
 class _Flat:
-    """Rows end to end, T tokens in total. Columns of values per token are filled row by row and then used as a
-    whole."""
+    """Rows end to end, T tokens in total; a column of values per token is filled row by row, then used as a whole."""
 
     def __init__(self, rows: Sequence[Sample]) -> None:
         self.rows = rows
@@ -198,8 +193,7 @@ def _mask_idle(flat: _Flat, terms: Sequence[str], weights: np.ndarray) -> np.nda
 
 
 def _turns(flat: _Flat, marked: np.ndarray) -> np.ndarray:
-    """Number the runs of `marked` tokens [T], which end with their row; tokens between get the number of the run
-    before."""
+    """Number the runs of `marked` tokens [T], which end with their row; a token between runs has the number before."""
     begins = marked & ~np.concatenate(([False], marked[:-1]))
     begins[flat.offsets[:-1][flat.lengths > 0]] |= marked[flat.offsets[:-1][flat.lengths > 0]]
     numbers: np.ndarray = np.maximum(begins.cumsum() - 1, 0)
@@ -220,7 +214,6 @@ def _kept_sets(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> t
 def _bias(
     flat: _Flat, chosen: np.ndarray, device: torch.device | str
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    """Return the logit biases of the `chosen` [M] of T tokens, end to end."""
     if all(row.bias is None for row in flat.rows):
         return None
     per_token = [added for row in flat.rows for added in row.bias or ((),) * len(row.tokens)]
@@ -233,7 +226,6 @@ def _bias(
 
 
 def _tops(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return a teacher's likeliest tokens at the `chosen` [M] of T tokens."""
     if all(row.tops is None for row in flat.rows):
         return None
     per_token = [pairs for row in flat.rows for pairs in (row.tops.rows if row.tops else (b"",) * len(row.tokens))]
@@ -246,7 +238,6 @@ def _tops(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[
 
 
 def _teachers(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> dict[str, torch.Tensor]:
-    """Mark for each teacher the `chosen` [M] of T tokens that lie in rows naming it."""
     named = sorted({row.teacher for row in flat.rows if row.teacher is not None})
     return {
         name: torch.from_numpy(flat.of_each([row.teacher == name for row in flat.rows], np.bool_)[chosen]).to(device)

@@ -25,6 +25,6 @@ def tell(result: torch.Tensor, function: Callable[..., torch.Tensor], *inputs: t
 
 
 def told(tensor: torch.Tensor) -> Again | None:
-    """Return the recomputation of a tensor, or None."""
+    """Return how the backward pass recomputes this activation, as `tell` attached it; None if it has to be stored."""
     again: Again | None = getattr(tensor, _NAME, None)
     return again

@@ -19,15 +19,8 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def resolve_device(wanted: str, where: str) -> str:
-    """Return "cpu" or "cuda" for the name of a device.
-
-    Args:
-        wanted: a `Device`.
-        where: name of the setting, for messages.
-
-    Raises:
-        BadInput: "cuda" is wanted, and no GPU can be used.
-    """
+    """Return "cpu" or "cuda" for a `Device`; refuse "cuda" if no GPU can be used (`BadInput`), with `where`, the name
+    of the setting, in the message."""
     if wanted == "cpu":
         return "cpu"
     usable = gpu_count() > 0
@@ -51,13 +44,9 @@ def gpu_count() -> int:
 
 
 def gpu_of(number: int, count: int) -> str:
-    """Return the name, for `VISIBLE`, of the GPU of another process of this run. The run's own process computes on the
-    first GPU; the others have the rest in turn, or share the first if there is only one.
-
-    Args:
-        number: number of the process, from 0.
-        count: number of GPUs, at least 1.
-    """
+    """Return the name, for `VISIBLE`, of the GPU of another process of this run, by its `number` from 0, if there are
+    `count` GPUs. The run's own process computes on the first GPU; the others have the rest in turn, or share the first
+    if there is only one."""
     names = [name for name in os.environ.get(VISIBLE, "").split(",") if name] or [str(gpu) for gpu in range(count)]
     others = names[1:count] or names[:1]
     return others[number % len(others)]

@@ -133,8 +133,7 @@ class RmsNorm(Function):
 
 
 class LayerNorm(Function):
-    """torch's layer norm with another backward pass: torch adds the gradients of the parameters thread by thread, this
-    function adds them in row order."""
+    """torch's layer norm, whose backward pass adds the gradients of the parameters row by row, not thread by thread."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: Any, bias: Any, eps: float) -> torch.Tensor:

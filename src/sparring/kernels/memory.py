@@ -36,11 +36,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, size: int) -> torch.Tenso
 def discard(tensors: Iterable[torch.Tensor]) -> None:
     """Return the memory of CPU tensors to the system. Their values are lost and their addresses stay, so that whatever
     points to them may write them again. Pieces smaller than a page of the system are kept. A tensor that is not
-    contiguous is left alone.
-
-    Raises:
-        OSError: the system refuses, as for locked memory.
-    """
+    contiguous is left alone. The system may refuse, as for locked memory (`OSError`)."""
     advise = _advise()
     for tensor in tensors:
         if tensor.is_contiguous():
@@ -53,7 +49,6 @@ def discard(tensors: Iterable[torch.Tensor]) -> None:
 
 @cache
 def _advise() -> Callable[[int, int, int], int]:
-    """Return madvise(2) of the C library."""
     advise = ctypes.CDLL(None, use_errno=True).madvise
     advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     function: Callable[[int, int, int], int] = advise

@@ -77,8 +77,8 @@ class _Route(Function):
 def linear_groups(
     x: torch.Tensor, packed: PackedStack, biases: torch.Tensor | None, counts: torch.Tensor
 ) -> torch.Tensor:
-    """Multiply x[N, K] by E weights without gradients: the rows are sorted by weight, counts[E] rows each; biases [E,
-    M]. Each row is bitwise equal to that of `linear`."""
+    """Multiply x[N, K], whose rows are sorted by weight, counts[E] rows each, by E weights without gradients; biases
+    [E, M]. Each row is bitwise equal to that of `linear`."""
     check_groups(x, packed, biases, counts)
     fused, x = fused_path(x.device), x.contiguous()
     if fused is not None:
@@ -101,17 +101,11 @@ def linear_groups(
 def mixture(
     x: torch.Tensor, gate_up: PackedStack, down: PackedStack, chosen: torch.Tensor, shares: torch.Tensor
 ) -> torch.Tensor:
-    """Compute experts gated by SiLU, without biases or gradients, as one call of the compiled kernels.
+    """Compute experts gated by SiLU, without biases or gradients, as one call of the compiled kernels: x[N, D] -> [N,
+    D].
 
-    Args:
-        x: [N, D].
-        gate_up: weights [2 I, D] of the experts.
-        down: weights [D, I] of the experts.
-        chosen: [N, k] int32, experts of each row.
-        shares: [N, k] float32, weights of their outputs.
-
-    Returns:
-        [N, D], weighted outputs of a row's experts, added in float32 in the order of `chosen`.
+    Row n uses the experts chosen[n], with weights gate_up [2 I, D] and down [D, I]. Their outputs, weighted by
+    shares[n], are added in float32 in the order of `chosen`. Both are [N, k], of int32 and float32.
 
     Raises:
         BadInput: shapes do not fit, or the compiled kernels are not in use.

@@ -32,11 +32,7 @@ def packed_later() -> Iterator[None]:
 
 class PackedWeight:
     """Weights [M_i, K] with the same inputs, their rows joined to [M, K], in the layout that the matrix product reads.
-
-    Attributes:
-        weights: tensors that gradients flow to.
-        storage: packed values.
-    """
+    Gradients flow to `weights`."""
 
     __slots__ = ("dtype", "num_inputs", "num_outputs", "storage", "weights")
 
@@ -65,11 +61,8 @@ class PackedWeight:
         return storage
 
     def update(self, *weights: torch.Tensor, storage: torch.Tensor | None = None) -> None:
-        """Pack changed values in place, for float32 without an allocation. Shapes must stay.
-
-        Args:
-            storage: where values that were dropped are packed; None: in new storage.
-        """
+        """Pack changed values in place, for float32 without an allocation; after `drop`, into `storage` or new memory.
+        Shapes must stay."""
         if [w.shape for w in weights] != [w.shape for w in self.weights] or any(
             w.dtype is not self.dtype for w in weights
         ):
@@ -85,26 +78,20 @@ class PackedWeight:
         return path_of(weights[0]).pack(weights, None)
 
     def with_weights(self, *weights: torch.Tensor) -> PackedWeight:
-        """Return a copy with the same packed values whose gradients flow to `weights`: the same values in another
-        graph."""
+        """Return a copy with the same packed values whose gradients flow to `weights`, in another graph."""
         copied = copy.copy(self)
         copied.weights = weights
         return copied
 
 
 def pack(*weights: torch.Tensor) -> PackedWeight:
-    """Pack weights[M_i, K] (float32 or bfloat16) as one matrix. Call `update` after every in-place change of a
-    weight."""
+    """Pack weights[M_i, K], float32 or bfloat16, as one matrix. After a change of a weight in place, call `update`."""
     return PackedWeight(*weights)
 
 
 class PackedStack:
     """E packed weights [M, K] of one shape and dtype, contiguous in `storage` [E, ...]; `matrices` are views of single
-    weights.
-
-    Raises:
-        BadInput: there are no weights, or their shapes or dtypes differ.
-    """
+    weights. None at all, or other shapes or dtypes, are refused (`BadInput`)."""
 
     __slots__ = ("dtype", "matrices", "num_inputs", "num_outputs", "storage")
 
@@ -123,8 +110,8 @@ class PackedStack:
             matrix.update(weight)
 
     def changes(self, weights: Sequence[torch.Tensor]) -> list[tuple[object, str, Any]]:
-        """Pack other weights into new storage; return the assignments (object, attribute, value) that replace the old
-        ones."""
+        """Pack other weights into new storage; return the assignments (object, attribute, value) that put them in
+        place."""
         storage = self._storage_like(self.matrices[0].storage, len(weights))
         changes: list[tuple[object, str, Any]] = [(self, "storage", storage)]
         for matrix, weight, part in zip(self.matrices, weights, storage, strict=True):

@@ -34,13 +34,8 @@ class PagedRows(NamedTuple):
 
 
 class KvHeads(NamedTuple):
-    """Keys and values that a layer stores for a token.
-
-    Attributes:
-        num_heads: number of heads.
-        head_dim: size of a head.
-        layer: layer that stores them: the layer itself, or the one whose keys and values it reads.
-    """
+    """Keys and values that a layer stores for a token; `layer` is the layer itself, or the one whose keys and values it
+    reads."""
 
     num_heads: int
     head_dim: int

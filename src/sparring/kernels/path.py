@@ -78,18 +78,13 @@ class KernelPath(Protocol):
         """True if pages store keys in transposed blocks of 16 positions; see `KvPages`."""
 
     def pack(self, weights: Sequence[torch.Tensor], storage: torch.Tensor | None) -> torch.Tensor:
-        """Join weights[i] [M_i, K] to one [M, K] in the layout that `linear` reads.
-
-        Args:
-            weights: weights with the same inputs.
-            storage: result of an earlier call with these shapes, which is overwritten; None for new memory.
-        """
+        """Join weights[i] [M_i, K] to one [M, K] in the layout that `linear` reads, in `storage`, the result of an
+        earlier call with these shapes, which is overwritten; None takes new memory."""
 
     def packed_layout(
         self, counts: Sequence[int], depth: int, dtype: torch.dtype
     ) -> tuple[tuple[int, ...], torch.dtype]:
-        """Return shape and dtype of the result of `pack` for weights[i] [counts[i], depth] of `dtype`, without
-        computing it."""
+        """Return shape and dtype that `pack` gives weights[i] [counts[i], depth] of `dtype`, without computing it."""
 
     def linear(
         self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, num_outputs: int, dtype: torch.dtype
@@ -107,8 +102,7 @@ class KernelPath(Protocol):
         """Sum grad[N, M], which may be strided, over rows -> [M] float32. The order depends on N alone."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Normalise x[N, D] by its root mean square, times weight[D] -> [N, D]. In bfloat16 the normalised value is
-        rounded before it is multiplied by the weight."""
+        """Normalise x[N, D] by its root mean square, times weight[D] -> [N, D], rounded as `ops.rms_norm` says."""
 
     def rms_norm_backward(
         self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, eps: float
@@ -135,8 +129,7 @@ class KernelPath(Protocol):
         """Return the gradients of gate and up."""
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Return silu(gate) * up [N, I] for gate_up[N, 2 I], whose rows may have any stride; bitwise equal to
-        `silu_mul`."""
+        """Return silu(gate) * up [N, I] for gate_up[N, 2 I], whose rows may have any stride."""
 
     def swiglu_backward(self, gate_up: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
         """Return the gradient of gate_up, [N, 2 I]."""
@@ -145,12 +138,10 @@ class KernelPath(Protocol):
         """Return the hyperbolic tangent of x, float32 of any shape."""
 
     def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, transposed: bool) -> torch.Tensor:
-        """Rotate x[N, H, d] by cos[N, d], sin[N, d] in the half-split layout; with `transposed` rotate back, as the
-        backward pass does."""
+        """Rotate x[N, H, d] by cos[N, d], sin[N, d] in the half-split layout; with `transposed` rotate back."""
 
     def split_heads(self, qkv: torch.Tensor, angles: Angles, norms: Norms | None, heads: int, kv_heads: int) -> Heads:
-        """Split qkv[N, (H + 2 G) d], whose rows may have any stride, into q, k and v. Normalise q and k if `norms` are
-        given, then rotate them; both are bitwise equal to the results of `rms_norm` and `rope`."""
+        """Split qkv[N, (H + 2 G) d], whose rows may have any stride, as `ops.split_heads`."""
 
     def split_heads_backward(
         self, qkv: torch.Tensor, angles: Angles, norms: Norms | None, grads: Heads
@@ -167,12 +158,8 @@ class KernelPath(Protocol):
         shared: torch.Tensor | None = None,
         sinks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute causal attention within packed sequences: q[N, H, d], k, v[N, G, d] -> o[N, H, d], and logsumexp [N,
-        H] float32 of the scores and the sink.
-
-        cu_seqlens [B + 1] int32: sequence b is rows cu_seqlens[b]:cu_seqlens[b + 1]. shared [B] int32: these rows
-        follow the first shared[b] positions of sequence b - 1. sinks [H] float32.
-        """
+        """Compute `ops.attention_packed`, with sinks [H] float32, and the logsumexp [N, H] float32 of scores and
+        sink."""
 
     def attention_packed_backward(self, saved: SavedAttention, grad: torch.Tensor, form: AttentionForm) -> Heads:
         """Return the gradients of q, k and v from the gradient of o[N, H, d]."""
@@ -230,14 +217,12 @@ class FusedPath(KernelPath, Protocol):
     """Operations that the compiled kernels compute in one call, and that other paths compose."""
 
     def route(self, logits: torch.Tensor, count: int, renormalised: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Choose the `count` most likely of logits[N, E] float32 -> indices [N, k] int32, most likely first and ties by
-        index, and shares [N, k] float32 of the softmax over the chosen if `renormalised`, otherwise over all."""
+        """Compute `mixtures.route` of logits[N, E] float32; ties go to the lower index."""
 
     def linear_groups(
         self, x: torch.Tensor, packed: PackedMatrix, biases: torch.Tensor | None, counts: torch.Tensor
     ) -> torch.Tensor:
-        """Multiply x[N, K], whose rows are sorted by weight, counts[E] int64 rows each, by E packed weights -> [N, M];
-        biases [E, M]. Each row is bitwise equal to that of `linear`."""
+        """Compute `mixtures.linear_groups` -> [N, M]; counts are int64."""
 
     def mixture(
         self,
@@ -247,9 +232,7 @@ class FusedPath(KernelPath, Protocol):
         chosen: torch.Tensor,
         shares: torch.Tensor,
     ) -> torch.Tensor:
-        """Compute a mixture of gated MLPs on x[N, D] -> [N, D]. Row n uses experts chosen[n], weighted by shares[n].
-        Outputs are added in float32 in the order of `chosen`. Both are [N, k], of int32 and float32."""
+        """Compute `mixtures.mixture` of x[N, D] -> [N, D]."""
 
     def decoder_step(self, plan: Structure, step: Structure, dtype: torch.dtype) -> int:
-        """Compute the steps of a `DecoderPlan` and a `StepPlan` (`compiled/decoder_step.py`), for pages of `dtype`.
-        Return -1, or the index of the first invalid sequence, or -2 - n for an invalid row n (nothing was computed)."""
+        """Compute `ops.decoder_step` for pages of `dtype`; nothing is computed if a row is invalid."""

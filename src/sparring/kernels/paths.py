@@ -94,22 +94,14 @@ def is_compiled(device: torch.device | str = "cpu") -> bool:
 
 
 def path_names(*, software: bool = False) -> tuple[str, ...]:
-    """Return the paths that this machine's CPU supports, best first; with Triton's interpreter, for tests, also
-    "exact-device".
-
-    Args:
-        software: whether to include paths whose missing instructions are emulated, slowly.
-    """
+    """Return the paths that this machine's CPU supports, best first; with `software` also those whose missing
+    instructions are emulated, slowly; with Triton's interpreter, for tests, also "exact-device"."""
     return tuple(name for name in ALL_PATHS if not why_not(name, software=software))
 
 
 def why_not(name: str, *, software: bool = True) -> str:
-    """Return the reason why this machine's CPU does not support a path; empty if it does.
-
-    Args:
-        name: name of the path.
-        software: whether emulation of missing instructions counts as support.
-    """
+    """Return the reason why this machine's CPU does not support a path; empty if it does. With `software`, emulation of
+    missing instructions counts as support."""
     if name in COMPILED:
         library = _library(name, software)
         return library if isinstance(library, str) else ""
@@ -118,11 +110,8 @@ def why_not(name: str, *, software: bool = True) -> str:
 
 def use(name: str) -> None:
     """Choose the CPU's path for this process, before anything is packed; SPARRING_KERNELS does the same by `SETTINGS`.
-    Missing instructions are emulated, slowly, where possible.
-
-    Raises:
-        BadInput: there is no such path, or this machine cannot compute it.
-    """
+    Missing instructions are emulated, slowly, where possible; what this machine cannot compute is refused
+    (`BadInput`)."""
     global _path
     _path = _make_path(name, "numerics path")
 

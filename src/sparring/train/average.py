@@ -40,11 +40,7 @@ class Average:
 
     @torch.no_grad()
     def follow(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Move the average by one update.
-
-        Args:
-            weights: trained weights, float32, by name.
-        """
+        """Move the average by one update of the trained `weights`, float32 by name."""
         names = sorted(weights)
         follow([self._values[name] for name in names], [weights[name] for name in names], self.decay)
         self._write_back()
@@ -55,11 +51,7 @@ class Average:
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Restore the average from `state`.
-
-        Raises:
-            BadInput: the state belongs to another model.
-        """
+        """Restore the average from `state`; refuse the state of another model (`BadInput`)."""
         if state.keys() != self._values.keys():
             got = f"a difference in {sorted(state.keys() ^ self._values.keys())[:3]}"
             raise refusal("moving average", "this model's parameters", got, "restore the model it was saved from")

@@ -9,13 +9,8 @@ from sparring.types import CheckpointRef
 
 
 def best_of(refs: Sequence[CheckpointRef], metric: str, is_highest: bool) -> CheckpointRef | None:
-    """Return the checkpoint with the best value of a metric, the earlier one for ties; None if no checkpoint has the
-    metric.
-
-    Args:
-        refs: checkpoints of one stage, oldest first.
-        metric: key of `CheckpointRef.metrics`.
-    """
+    """Return, of one stage's checkpoints, oldest first, the one with the best value of a metric of
+    `CheckpointRef.metrics`, the earlier one for ties; None if no checkpoint has the metric."""
     sign = 1.0 if is_highest else -1.0
     rated = [ref for ref in refs if not math.isnan(ref.metrics.get(metric, math.nan))]
     return max(rated, key=lambda ref: sign * ref.metrics[metric], default=None)

@@ -23,14 +23,8 @@ Stretch = tuple[int, int]
 
 
 def stretches(sizes: Mapping[str, int], count: int) -> list[dict[str, Stretch]]:
-    """Cut parameters into `count` shards of nearly equal size, which end at the ends of blocks.
-
-    Args:
-        sizes: number of elements of each parameter, in the order of the parameters.
-
-    Returns:
-        For each shard, the stretch of each parameter of which it has elements.
-    """
+    """Cut parameters, given by their numbers of elements, into `count` shards of nearly equal size that end at the ends
+    of blocks. Return, for each shard, its stretch of each parameter in it."""
     total, before = sum(sizes.values()), 0
     shards: list[dict[str, Stretch]] = [{} for _ in range(count)]
     for name, size in sizes.items():
@@ -46,8 +40,8 @@ def block_squares(*tensors: torch.Tensor) -> list[float]:
     """Return the sum of squares of each block of contiguous tensors, block by block in their order, in float64.
 
     The halves of a block are added element by element until one element is left, so a sum depends on the elements of
-    its block alone. The square of a float32 number is exact in float64. Small tensors are computed together, and blocks
-    are as wide as the largest of them needs: the zeros behind a shorter one change no bit.
+    its block alone. The square of a float32 number is exact in float64. Small tensors are computed together, with their
+    blocks padded to one width by zeros, which change no bit.
     """
     sums, pieces, rows = list[float](), list[torch.Tensor](), 0
     for piece in (piece for values in tensors for piece in values.reshape(-1).split(BLOCK * AT_ONCE)):
@@ -61,7 +55,6 @@ def block_squares(*tensors: torch.Tensor) -> list[float]:
 
 
 def _sums(pieces: Sequence[torch.Tensor], rows: int) -> list[float]:
-    """Return the sums of squares of the blocks of flat tensors, of which there are `rows`."""
     largest = max(map(len, pieces))
     width = min(BLOCK, 1 << max(0, largest - 1).bit_length())
     halves, begin = torch.zeros(rows * width, dtype=torch.float64, device=pieces[0].device), 0
@@ -79,6 +72,6 @@ def _sums(pieces: Sequence[torch.Tensor], rows: int) -> list[float]:
 
 
 def norm_of(squares: Iterable[float]) -> float:
-    """Return the norm of all blocks from their sums of squares. The sum over blocks is rounded once (`math.fsum`), so
-    it does not depend on their order."""
+    """Return the norm of all blocks from their sums of squares, which are added, in any order, with one rounding
+    (`math.fsum`)."""
     return math.sqrt(math.fsum(squares))

@@ -58,7 +58,6 @@ def write(
 
     Raises:
         StoreError: the disk is full or cannot be written; the earlier contents of `path` are intact.
-        OtherRankFailed: another rank could not write.
     """
     staging, first, complete = path.with_name(path.name + ".tmp"), ranks.rank == 0, False
     try:
@@ -96,7 +95,7 @@ def _write_files(staging: Path, tensors: Mapping[str, Mapping[str, torch.Tensor]
 
 
 def _write_weights(path: Path, weights: Held, *, writes: bool) -> bytes:
-    """Write the file of the weights, and return its checksum as JSON; or take part in the gathering of the tensors."""
+    """Write the file of the weights and return its checksum as JSON, or only take part in gathering the tensors."""
     tensors = weights.tensors()
     try:
         if not writes:
@@ -120,12 +119,11 @@ def _commit(staging: Path, path: Path, manifest: Mapping[str, Any]) -> bytes:
 def read(
     path: Path, device: torch.device | str = "cpu", ranks: Ranks = ALONE
 ) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]:
-    """Return the manifest and the tensors by file of a checkpoint folder, verified, but for those of the optimiser,
-    which `stored_optimiser` reads. Files of the optimiser are dealt to ranks to be verified.
+    """Return the manifest of a checkpoint folder, and its tensors by file, verified. The optimiser's files are only
+    verified here, each by one rank; `stored_optimiser` reads them.
 
     Raises:
         StoreError: the checkpoint is damaged, or lacks a file.
-        OtherRankFailed: another rank has found it so.
     """
     manifest: dict[str, Any] = {}
     tensors: dict[str, dict[str, torch.Tensor]] = {}
@@ -150,14 +148,8 @@ def read(
 
 
 def stored_optimiser(path: Path, manifest: Mapping[str, Any], model: Mapping[str, torch.Tensor]) -> StoredOptimiser:
-    """Open the optimiser's state of a checkpoint that was read.
-
-    Args:
-        model: the trained weights, which have the parameters' sizes.
-
-    Raises:
-        StoreError: the checkpoint is damaged.
-    """
+    """Open the optimiser's state of a checkpoint that was read; refuse a damaged one (`StoreError`). The trained
+    weights, `model`, give the parameters' sizes."""
     folder, files = _present(path), manifest.get(SHARDS) or {OPTIMISER: None}
     sizes = {name: tensor.numel() for name, tensor in model.items()}
     try:
@@ -169,11 +161,8 @@ def stored_optimiser(path: Path, manifest: Mapping[str, Any], model: Mapping[str
 
 
 def _present(path: Path) -> Path:
-    """Return the folder of a checkpoint, which has another name after a crash between the two renames of `_swap`.
-
-    Raises:
-        StoreError: there is none.
-    """
+    """Return the folder of a checkpoint, which has another name after a crash between the two renames of `_swap`;
+    refuse one without a manifest."""
     replaced = path.with_name(path.name + ".old")
     folder = replaced if not path.exists() and replaced.exists() else path
     if not (folder / MANIFEST).is_file():
@@ -182,22 +171,14 @@ def _present(path: Path) -> Path:
 
 
 def _check(path: Path, name: str, tensors: Mapping[str, torch.Tensor], manifest: Mapping[str, Any]) -> None:
-    """Compare a file's tensors with its checksum.
-
-    Raises:
-        StoreError: they are others.
-    """
+    """Refuse a file whose tensors do not have the manifest's checksum."""
     expected = manifest["checksums"][name]
     if (actual := checksum(tensors)) != expected:
         raise StoreError(f"checkpoint {path}: expected checksum {expected} of {name}, got {actual}; {WAY_OUT}")
 
 
 def _check_shards(path: Path, manifest: Mapping[str, Any]) -> None:
-    """Check that a manifest names all shards that its number of them says.
-
-    Raises:
-        StoreError: it does not.
-    """
+    """Refuse a manifest that does not name all shards of its count."""
     if SHARDS in manifest:
         count = len(manifest[SHARDS])
         expected = {SHARD.format(number + 1, count) for number in range(count)}
@@ -214,17 +195,14 @@ def retain(
     best_is_highest: bool = True,
     also: Collection[int] = (),
 ) -> list[CheckpointRef]:
-    """Delete all checkpoint folders except the last `keep_last`, the best one and the steps of `also`.
+    """Delete all checkpoint folders except the last `keep_last`, the best one and the steps of `also`; return the
+    remaining checkpoints, oldest first.
 
     Call it only when the manifest of the newest checkpoint is in the store.
 
     Args:
         refs: checkpoints of one stage, oldest first.
         best_metric: key of `CheckpointRef.metrics`; empty keeps no best.
-        also: steps of further checkpoints to keep.
-
-    Returns:
-        The remaining checkpoints, oldest first.
     """
     best = best_of(refs, best_metric, best_is_highest)
     latest = {ref.step for ref in refs[-keep_last:]}
@@ -235,8 +213,7 @@ def retain(
 
 
 def _swap(staging: Path, path: Path) -> None:
-    """Move `staging` to `path`. An existing folder is renamed first, because a folder cannot be renamed over
-    another."""
+    """Move `staging` to `path`. An existing folder is renamed first: no folder can be renamed over another."""
     replaced = path.with_name(path.name + ".old")
     shutil.rmtree(replaced, ignore_errors=True)
     if path.exists():

@@ -25,11 +25,7 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Dealt:
-    """Parts that are dealt to ranks. Implements `Parts`.
-
-    Args:
-        at_once: bytes of gradients that a rank copies and sends at once; a larger gradient goes alone.
-    """
+    """Parts that are dealt to ranks; `at_once` as in `GradientExchange`. Implements `Parts`."""
 
     lanes = LANES
 
@@ -44,11 +40,7 @@ class Dealt:
         """Do nothing: it has no threads."""
 
     def _round(self, rows: Sequence[Sample] | None, compute: Compute) -> list[Measures]:
-        """Compute this rank's part, and exchange its gradients with the other ranks'.
-
-        Raises:
-            OtherRankFailed: the part of another rank failed.
-        """
+        """Compute this rank's part, and exchange its gradients with the other ranks'."""
         names, gradients = self._optimiser.names, dict[str, torch.Tensor]()
 
         def own() -> bytes:

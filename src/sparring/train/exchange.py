@@ -1,4 +1,5 @@
-"""Exchange of gradients between ranks: the owner of a stretch adds those of all ranks, in the order of the ranks.
+"""Exchange of gradients between ranks: the owner of a stretch adds the gradients of all ranks, in the order of the
+ranks.
 
 So the sum of gradients has the bits of one process, whatever the number of ranks. A parameter without a gradient in a
 part is left out of the sum, as there: adding a zero would turn -0.0 into 0.0.
@@ -21,11 +22,8 @@ ALIGNMENT = 8
 
 
 class GradientExchange:
-    """Exchange of gradients, which are added to the shards of an optimiser.
-
-    Args:
-        at_once: bytes of gradients that a rank copies and sends at once; a larger gradient goes alone.
-    """
+    """Exchange of gradients, which are added to the shards of an optimiser. A rank copies and sends `at_once` bytes at
+    once; a larger gradient goes alone."""
 
     def __init__(self, optimiser: Optimiser, ranks: Ranks, at_once: int = BUCKET) -> None:
         self._optimiser, self._ranks, self._at_once = optimiser, ranks, at_once
@@ -43,7 +41,6 @@ class GradientExchange:
             self._send(names[first:end], gradients, [of_rank[first:end] for of_rank in present])
 
     def _send(self, names: Sequence[str], gradients: dict[str, torch.Tensor], present: Sequence[bytes]) -> None:
-        """Exchange one bucket."""
         own = self._optimiser.ranges
         here = [name for name in names if name in gradients]
         sent = [[(gradients[name], shard[name]) for name in here if name in shard] for shard in self._optimiser.shards]
@@ -64,8 +61,7 @@ class GradientExchange:
         self._add(received, widths)
 
     def _add(self, received: Sequence[torch.Tensor], widths: Sequence[Mapping[str, int]]) -> None:
-        """Add received gradients. This is the order of addition that makes the bits of a run: rank by rank, so part by
-        part."""
+        """Add received gradients rank by rank, so part by part: this order of addition makes the bits of a run."""
         for data, of_rank in zip(received, widths, strict=True):
             for name, piece in zip(of_rank, data.split(list(of_rank.values())), strict=True):
                 begin, end = self._optimiser.ranges[name]

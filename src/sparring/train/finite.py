@@ -18,11 +18,8 @@ DROPPED = "dropped_in_a_row"
 class FiniteSteps:
     """Counter of consecutive optimiser steps that were dropped because of a non-finite gradient.
 
-    Args:
-        name: name of the trained model.
-
     Attributes:
-        in_a_row: number of them, 0 after a step with a finite gradient; a resumed run goes on from it.
+        in_a_row: number of dropped steps since the last finite gradient; a resumed run goes on from it.
     """
 
     def __init__(self, name: str) -> None:
@@ -30,16 +27,10 @@ class FiniteSteps:
         self.in_a_row = 0
 
     def add(self, norm: float, tokens: float, version: int) -> dict[str, float]:
-        """Record an optimiser step, and return the metrics that it changes: none for a step with a finite gradient.
+        """Record an optimiser step with a gradient of this norm, and return the metrics that replace its batches'.
 
-        Args:
-            norm: norm of the gradient; if it is not finite, the step changed nothing.
-
-        Returns:
-            Metrics of a dropped step, which replace its batches' metrics: tokens_trained, 0, and tokens_dropped.
-
-        Raises:
-            NotFinite: the step is the last of `DROPPED_STEPS` in a row.
+        With a finite norm there are no such metrics. Otherwise the step has changed nothing: tokens_trained is 0, and
+        tokens_dropped is `tokens`. The last of `DROPPED_STEPS` such steps in a row raises `NotFinite`.
         """
         if math.isfinite(norm):
             self.in_a_row = 0
@@ -56,11 +47,7 @@ class FiniteSteps:
 
 
 def check_finite(weights: Mapping[str, torch.Tensor], name: str, version: int) -> None:
-    """Refuse weights that are not finite, before they are served or saved.
-
-    Raises:
-        NotFinite: a weight is infinite or not a number.
-    """
+    """Refuse weights that are infinite or not a number (`NotFinite`), before they are served or saved."""
     for key, weight in weights.items():
         if weight.is_floating_point() and weight.numel():
             # one pass without a copy; a NaN becomes both minimum and maximum

@@ -43,7 +43,7 @@ Step = tuple[str, int]
 
 
 class Piece(NamedTuple):
-    """Bytes [first, end) of the buffer, with the parameters of which `owner` has the stretches in it."""
+    """Bytes [first, end) of the buffer: the stretches of the parameters `names` that `owner` has."""
 
     owner: int
     first: int
@@ -55,7 +55,6 @@ class Stage(NamedTuple):
     """Stage of a decoder.
 
     Attributes:
-        pieces: what its owners send.
         packed: parts that hold packed copies of its parameters.
         gives: parameters whose gradients are complete at the end of its backward pass.
     """
@@ -112,11 +111,7 @@ class Gathered:
     @contextmanager
     def passes(self, *, backward: bool = False) -> Iterator[None]:
         """Compute the forward pass of the model within the context, or nothing at all; with `backward`, also the
-        backward pass. All ranks enter it together; at its end this rank takes part in the steps that are left.
-
-        Raises:
-            OutOfStep: an exchange failed.
-        """
+        backward pass. All ranks enter it together; at its end this rank takes part in the steps that are left."""
         self._script, self._done = self._forward + (self._backward if backward else []), 0
         self._trains = backward
         try:
@@ -140,11 +135,7 @@ class Gathered:
         return self._watched(stream, partial(self._next, GATHER, stage, packs=self._recomputes))
 
     def whole(self, name: str) -> torch.Tensor:
-        """Gather one parameter, and return it. All ranks call this together; the next call overwrites the values.
-
-        Raises:
-            OutOfStep: the exchange failed.
-        """
+        """Gather one parameter, and return it. All ranks call this together; the next call overwrites the values."""
         with in_step(f"rank {self._ranks.rank}: gathering of {name}"):
             for piece in self._pieces([name]):
                 self._bring(piece)
@@ -157,11 +148,7 @@ class Gathered:
         return watched
 
     def _next(self, kind: str, stage: int, *, packs: bool = False) -> None:
-        """Do the next step of the script, which has to be this one.
-
-        Raises:
-            OutOfStep: it is another, or an exchange failed.
-        """
+        """Do the next step of the script, which has to be this one (`OutOfStep`)."""
         expected = self._script[self._done] if self._done < len(self._script) else ("nothing", -1)
         if expected != (kind, stage):
             where, got = f"rank {self._ranks.rank}", f"{kind} of stage {stage}"
@@ -182,7 +169,7 @@ class Gathered:
             self._next(*self._script[self._done])
 
     def _bring(self, piece: Piece) -> None:
-        """Send this rank's stretches to the others, or take those of another."""
+        """Send this rank's stretches to the other ranks, or receive the owner's."""
         if piece.owner == self._ranks.rank:
             for name in piece.names:
                 begin, end = self._ranges[name]
@@ -190,7 +177,7 @@ class Gathered:
         self._ranks.broadcast(self.buffer[piece.first : piece.end], piece.owner)
 
     def _repack(self, parts: tuple[Product | RowExperts, ...]) -> None:
-        """Drop the packed copies of the stage before, and pack those of this one, in the same memory if it fits."""
+        """Drop the packed copies of the stage before, and pack this stage's, in the same memory if it fits."""
         for part in self._held:
             if isinstance(part, Product):
                 self._spare.append(part.drop())

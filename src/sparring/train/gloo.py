@@ -21,16 +21,11 @@ LOOPBACK = "127.0.0.1"
 
 
 class Meeting:
-    """Store by which ranks find each other, in the process of the first one.
-
-    Args:
-        host: address of this machine, on which alone the store listens.
+    """Store by which ranks find each other, in the process of the first one. It listens on `host`, an address of this
+    machine, alone; a machine without that address is refused (`TrainerError`).
 
     Attributes:
         address: address of the store, `host:port`.
-
-    Raises:
-        TrainerError: the machine does not have the address.
     """
 
     def __init__(self, host: str = LOOPBACK) -> None:
@@ -48,9 +43,7 @@ class GlooRanks:
     """Processes, or threads, that are connected by gloo. Implements `Ranks`.
 
     Args:
-        rank: number of this process.
-        count: number of processes.
-        meeting: address of the `Meeting` of one of them.
+        meeting: address of the ranks' `Meeting`.
         timeout_s: seconds that a rank waits for another.
         host: address by which the others reach this machine.
 

@@ -25,11 +25,7 @@ Result = TypeVar("Result")
 
 
 class Held(Protocol):
-    """Weights of a trainer, in this process.
-
-    Attributes:
-        parts: computation of a batch's parts.
-    """
+    """Weights of a trainer, in this process, and the computation of a batch's parts."""
 
     parts: Parts
 
@@ -39,11 +35,7 @@ class Held(Protocol):
 
     def deal(self, items: Sequence[Item], compute: Callable[[Item], Result], kind: type[Result]) -> list[Result]:
         """Compute each item without gradients in one rank, item i in rank i modulo their number; return the results of
-        all items.
-
-        Raises:
-            OtherRankFailed: it failed in another rank.
-        """
+        all items. If one fails in another rank, this raises `OtherRankFailed`."""
         ...
 
     def update(self) -> None:
@@ -51,7 +43,7 @@ class Held(Protocol):
         ...
 
     def state(self) -> Mapping[str, torch.Tensor]:
-        """Return the trained weights by name, of which only names, dtypes and shapes are to be read."""
+        """Return the trained weights by name, for their names, dtypes and shapes; their values are not to be read."""
         ...
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -60,25 +52,18 @@ class Held(Protocol):
         ...
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take the weights from `state`, after the optimiser has taken its own.
-
-        Raises:
-            WeightsError: names or shapes differ.
-        """
+        """Take the weights from `state`, after the optimiser has taken its own; refuse other names or shapes
+        (`WeightsError`)."""
         ...
 
     def check_finite(self, name: str, version: int) -> None:
-        """Refuse weights that are not finite.
-
-        Raises:
-            NotFinite: a weight is infinite or not a number.
-            OtherRankFailed: one of another rank is.
-        """
+        """Refuse weights that are infinite or not a number, here (`NotFinite`) or in another rank
+        (`OtherRankFailed`)."""
         ...
 
     def publish(self, name: str, version: int, probe: Probe | None, *, adapter: str | None) -> WeightRef:
-        """Publish a copy of the weights; the arguments are those of `weights.inline.publish`. What was published before
-        may end."""
+        """Publish a copy of the weights, with the arguments of `weights.inline.publish`. The publication before may
+        end."""
         ...
 
     def close(self) -> None:
@@ -87,11 +72,7 @@ class Held(Protocol):
 
 
 class WholeWeights:
-    """Weights that every rank has whole. Implements `Held`.
-
-    Args:
-        trained: model, or its adapter.
-    """
+    """Weights that every rank has whole. Implements `Held`."""
 
     def __init__(self, trained: CausalModel | Adapter, optimiser: Optimiser, parts: Parts, ranks: Ranks) -> None:
         self._trained, self._optimiser, self.parts, self._ranks = trained, optimiser, parts, ranks
@@ -126,6 +107,6 @@ class WholeWeights:
 
 
 def drain(tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
-    """Read what is left of `Held.tensors`, after an error too: the other ranks gather it."""
+    """Read the rest of `Held.tensors`, after an error too, because the other ranks gather it."""
     for _ in tensors:
         pass

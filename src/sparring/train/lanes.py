@@ -1,4 +1,4 @@
-"""Parts in one process: those of a micro-batch are lanes, which two threads compute at the same time."""
+"""Parts in one process: the parts of a micro-batch are lanes, which two threads compute at the same time."""
 
 from __future__ import annotations
 

@@ -29,8 +29,7 @@ class PlainMeasures(msgspec.Struct, frozen=True, kw_only=True):
 class Measures:
     """Sums, counts and maxima of one batch. A metric without contributions is absent, which differs from 0.
 
-    Args:
-        pristine: True if the trainer's weights are those published as `version`; False after a further optimiser step.
+    `pristine` is False after a further optimiser step, when the trainer's weights are not those published as `version`.
     """
 
     def __init__(self, version: int, *, pristine: bool = True) -> None:

@@ -32,15 +32,8 @@ DTYPES: Mapping[torch.dtype, str] = MappingProxyType(
 
 
 def write(path: Path, state: Mapping[str, torch.Tensor], tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Write a file, and return the checksum of its tensors.
-
-    Args:
-        state: names, dtypes and shapes of the tensors.
-        tensors: name and values of each, in any order.
-
-    Raises:
-        OSError: the disk is full or cannot be written.
-    """
+    """Write a file of `tensors`, which come in any order, with the names, dtypes and shapes of `state`; return the
+    checksum of the tensors."""
     header, end, begins = dict[str, Any](), 0, dict[str, int]()
     for name, like in sorted(state.items(), key=lambda item: (-item[1].element_size(), item[0])):  # so all are aligned
         begins[name], end = end, end + like.nbytes

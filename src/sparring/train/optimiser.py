@@ -33,7 +33,6 @@ class Optimiser:
 
     Args:
         parameters: parameters by name; those without `requires_grad` are ignored.
-        ranks: processes that share the parameters.
         apart: keep every master in memory of its own; `write_back` is not called then.
     """
 
@@ -74,12 +73,12 @@ class Optimiser:
 
     @property
     def ranges(self) -> dict[str, Stretch]:
-        """This rank's stretch of each parameter of which it has elements."""
+        """This rank's stretch of each parameter in its shard."""
         return dict(self._own)
 
     @property
     def own(self) -> dict[str, torch.Tensor]:
-        """This rank's stretch of each parameter of which it has elements: its master, float32."""
+        """This rank's masters, float32: its stretch of each parameter in its shard."""
         return {name: master.detach() for name, master in self._masters.items()}
 
     def masters(self) -> dict[str, torch.Tensor]:
@@ -96,15 +95,13 @@ class Optimiser:
         return whole
 
     def add(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Add the gradients of one micro-batch, in the order of `parameters`; None for a parameter without a
-        gradient."""
+        """Add a micro-batch's gradients, in the order of `parameters`; None for a parameter without a gradient."""
         for name, gradient in zip(self._masters, gradients, strict=True):
             if gradient is not None:
                 self.add_one(name, gradient)
 
     def add_one(self, name: str, gradient: torch.Tensor) -> None:
-        """Add a gradient of this shard's stretch of a parameter. The tensor is copied, because autograd may reuse
-        it."""
+        """Add a gradient of this shard's stretch of a parameter, by copy, because autograd may reuse the tensor."""
         master = self._masters[name]
         if master.grad is None:
             master.grad = torch.empty_like(master).copy_(gradient.view_as(master))
@@ -112,11 +109,8 @@ class Optimiser:
             master.grad.add_(gradient.view_as(master))
 
     def step(self, rate: float) -> float:
-        """Clip the gradients, update the masters and drop the gradients.
-
-        Returns:
-            The global gradient norm before clipping. If it is not finite, nothing was updated.
-        """
+        """Clip the gradients, update the masters and drop the gradients; return the global gradient norm before
+        clipping. If it is not finite, nothing is updated."""
         gradients = [master.grad for master in self._masters.values() if master.grad is not None]
         squares = block_squares(*gradients)
         every = self._ranks.gather(struct.pack(f"<{len(squares)}d", *squares))
@@ -150,11 +144,8 @@ class Optimiser:
         return tensors
 
     def load_state(self, state: StoredOptimiser) -> None:
-        """Restore this shard of the optimiser from the `state` of all parameters, of which it reads its stretches.
-
-        Raises:
-            BadInput: the tensors belong to other parameters or another dtype.
-        """
+        """Restore this rank's shard from the optimiser's `state`, reading its stretches alone; refuse tensors of other
+        parameters or another dtype (`BadInput`)."""
         self.discard()
         masters = {name for name, p in self._parameters.items() if not _is_own_master(p)}
         stored = {name.removeprefix("master/") for name in state.names if name.startswith("master/")}
@@ -181,7 +172,7 @@ class Optimiser:
 
     @torch.no_grad()
     def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Restore the masters that are not in `state`, those of float32 parameters, from whole weights by name."""
+        """Restore the masters of float32 parameters, which are not in `state`, from whole weights by name."""
         for name, master in self._masters.items():
             if _is_own_master(self._parameters[name]):
                 master.copy_(self._stretch(name, weights[name]))
@@ -267,13 +258,10 @@ def _buckets(stretches: Mapping[str, Stretch]) -> Iterator[list[str]]:
 def learning_rate(config: TrainConfig, step: int, total_steps: int) -> float:
     """Return the learning rate of the optimiser step that follows `step` finished ones.
 
-    Warm-up: peak * (step + 1) / warmup_steps. Then, with x from 0 at the next step to 1 at the last one and m =
-    min_ratio: constant 1, linear 1 - (1 - m) x, cosine m + (1 - m) (1 + cos(pi x)) / 2 (SGDR, arXiv 1608.03983,
+    Warm-up: peak * (step + 1) / warmup_steps. Then, with x from 0 at the next step to 1 at the last of `total_steps`
+    and m = min_ratio: constant 1, linear 1 - (1 - m) x, cosine m + (1 - m) (1 + cos(pi x)) / 2 (SGDR, arXiv 1608.03983,
     equation 5), times the peak. A schedule of one step is at its peak; a single step after a warm-up is at the end (x =
     1).
-
-    Args:
-        total_steps: number of optimiser steps in the schedule.
     """
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps

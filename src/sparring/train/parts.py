@@ -34,24 +34,13 @@ Compute = Callable[[Sequence[Sample]], Part | None]
 
 
 class Parts(Protocol):
-    """Computation of a batch's parts.
-
-    Attributes:
-        lanes: number of parts that each micro-batch is cut into, if it is large enough.
-    """
+    """Computation of a batch's parts. Each micro-batch is cut into `lanes` parts, if it is large enough."""
 
     lanes: int
 
     def run(self, micro_batches: Sequence[Sequence[Sequence[Sample]]], compute: Compute) -> Iterator[Measures]:
-        """Compute all parts and add their gradients to the optimiser, in the order of the parts. After an error the
-        optimiser has no gradients.
-
-        Args:
-            micro_batches: parts of each micro-batch.
-
-        Yields:
-            The measures of each part that has tokens to train, in order.
-        """
+        """Compute all parts of each micro-batch and add their gradients to the optimiser, in the order of the parts;
+        yield the measures of each part that has tokens to train. After an error the optimiser has no gradients."""
         ...
 
     def close(self) -> None:

@@ -23,9 +23,7 @@ class Quantities:
     """Quantities of a model and of its teachers.
 
     Args:
-        model: trained model.
         teachers: models that are computed without gradients, by name; of an average, its model.
-        divergence: form of the divergence from a teacher; None without one.
     """
 
     def __init__(
@@ -53,7 +51,7 @@ class Quantities:
 
     @torch.no_grad()
     def score(self, teacher: str, request: ScoreRequest, version: int) -> Scores:
-        """Score given tokens under a teacher. `version` is that of the trained model."""
+        """Score given tokens under a teacher; `version` is the trained model's."""
         model, count = self._teachers[teacher], len(request.tokens) - 1
         tokens, places = torch.tensor(request.tokens, device=model.device), torch.arange(count, device=model.device)
         layout = Packed(torch.tensor([0, count], dtype=torch.int32, device=model.device))

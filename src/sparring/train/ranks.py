@@ -28,11 +28,7 @@ class OutOfStep(TrainerError):
 
 @contextmanager
 def in_step(what: str) -> Iterator[None]:
-    """Do something together with the other ranks within the context.
-
-    Raises:
-        OutOfStep: it failed.
-    """
+    """Do something together with the other ranks within the context; a failure becomes `OutOfStep`."""
     done = False
     try:
         yield
@@ -44,22 +40,14 @@ def in_step(what: str) -> Iterator[None]:
 
 
 class Ranks(Protocol):
-    """Processes that train one model together.
-
-    Attributes:
-        rank: number of this process, from 0.
-        count: number of processes.
-    """
+    """Processes that train one model together: this one is number `rank`, from 0, of `count`. All methods raise
+    TrainerError if a rank has ended, or did not answer in time."""
 
     rank: int
     count: int
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Return the bytes of every rank, in the order of the ranks.
-
-        Raises:
-            TrainerError: a rank has ended, or did not answer in time.
-        """
+        """Return the bytes of every rank, in the order of the ranks."""
         ...
 
     def exchange(self, given: torch.Tensor, lengths: Sequence[int], sizes: Sequence[int]) -> list[torch.Tensor]:
@@ -69,18 +57,11 @@ class Ranks(Protocol):
             given: bytes for all ranks, uint8, in the order of the ranks.
             lengths: number of bytes for each rank.
             sizes: number of bytes that each rank sends to this one.
-
-        Raises:
-            TrainerError: a rank has ended, or did not answer in time.
         """
         ...
 
     def broadcast(self, data: torch.Tensor, owner: int) -> None:
-        """Overwrite `data`, uint8 of equal size in all ranks, with the bytes of rank `owner`.
-
-        Raises:
-            TrainerError: a rank has ended, or did not answer in time.
-        """
+        """Overwrite `data`, uint8 of equal size in all ranks, with the bytes of rank `owner`."""
         ...
 
 
@@ -103,12 +84,8 @@ ALONE = Alone()
 
 
 class RankLayout(NamedTuple):
-    """How a trainer is laid out over ranks.
-
-    Attributes:
-        ranks: processes that train the model together. Each has a trainer of its own.
-        sharded: whether they hold the parameters in shards (`gathered`).
-    """
+    """How a trainer is laid out over `ranks`, each with a trainer of its own; if `sharded`, they hold the parameters in
+    shards (`gathered`)."""
 
     ranks: Ranks = ALONE
     sharded: bool = False
@@ -137,14 +114,8 @@ def agree(ranks: Ranks, work: Callable[[], bytes]) -> list[bytes]:
 
 
 def deal(ranks: Ranks, items: Sequence[Item], compute: Callable[[Item], Result], kind: type[Result]) -> list[Result]:
-    """Compute each item in one rank, item i in rank i modulo their number; return the results of all items.
-
-    Args:
-        kind: type of a result, which msgspec encodes.
-
-    Raises:
-        OtherRankFailed: it failed in another rank.
-    """
+    """Compute each item in one rank, item i in rank i modulo their number; return the results of all items, which
+    msgspec encodes as `kind`."""
     if ranks.count == 1:
         return [compute(item) for item in items]
 

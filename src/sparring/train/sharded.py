@@ -1,4 +1,4 @@
-"""`ShardedWeights`: weights of a trainer in shards, of which no rank has a whole copy (`gathered`)."""
+"""`ShardedWeights`: weights of a trainer in shards; no rank has a whole copy (`gathered`)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 
 class ShardedParts:
-    """Parts that are dealt to ranks, each of which gathers the parameters layer by layer. Implements `Parts`."""
+    """Parts that are dealt to ranks; each rank gathers the parameters layer by layer. Implements `Parts`."""
 
     lanes = LANES
 
@@ -43,11 +43,7 @@ class ShardedParts:
         """Do nothing: it has no threads."""
 
     def _round(self, rows: Sequence[Sample] | None, compute: Compute) -> list[Measures]:
-        """Compute this rank's part, whose gradients are exchanged during the backward pass.
-
-        Raises:
-            OtherRankFailed: the part of another rank failed.
-        """
+        """Compute this rank's part, whose gradients are exchanged during the backward pass."""
 
         def own() -> bytes:
             with self._gathered.passes(backward=True):
@@ -62,14 +58,7 @@ class ShardedParts:
 
 
 class ShardedWeights:
-    """Weights of a model in shards. Implements `Held`.
-
-    Args:
-        optimiser: optimiser of all parameters of the model, whose masters are apart.
-
-    Raises:
-        BadInput: the model is of another family, or only an adapter of it is trained.
-    """
+    """Weights of a model in shards; the `optimiser` has all its parameters, with masters apart. Implements `Held`."""
 
     def __init__(self, model: CausalModel, optimiser: Optimiser, ranks: Ranks) -> None:
         self._model, self._optimiser, self._ranks = model, optimiser, ranks

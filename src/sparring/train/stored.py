@@ -1,5 +1,5 @@
-"""`StoredOptimiser`: the optimiser's state in a checkpoint, of which each rank reads its own stretches, whatever number
-of ranks wrote it."""
+"""`StoredOptimiser`: the optimiser's state in a checkpoint. Each rank reads its own stretches, whatever number of ranks
+wrote it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ class StoredOptimiser:
     context ends.
 
     Args:
-        path: folder of the checkpoint, for messages.
         files: paths of the files, with the begin and end of each parameter's elements in them; None for a file that has
             whole parameters.
         sizes: number of elements of each trained parameter.
@@ -89,11 +88,7 @@ class StoredOptimiser:
 
 
 def _check_whole(path: Path, key: str, pieces: Sequence[_Piece], sizes: Mapping[str, int]) -> None:
-    """Check that pieces, in their order, have each element of a parameter once.
-
-    Raises:
-        StoreError: they do not.
-    """
+    """Refuse pieces that, in their order, do not have each element of a parameter once."""
     size, at = sizes.get(key.partition("/")[2], -1), 0
     for piece in pieces:
         length = 1

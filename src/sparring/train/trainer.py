@@ -67,7 +67,6 @@ class LocalTrainer:
     Args:
         model: model to train; only the trainer may compute with it.
         losses: losses by which it trains; a batch may carry only their terms.
-        name: name of the model in the run.
         total_steps: number of optimiser steps in the learning rate's schedule.
         threads: CPU threads of the worker; 0 keeps torch's number.
         teachers: models to compare rows with, by name; only the trainer may compute with them. A moving average follows
@@ -144,8 +143,8 @@ class LocalTrainer:
         return self._version
 
     def checksums(self) -> dict[str, str]:
-        """Return the checksum of the weights of each model, the trained one and its teachers, by name. It is called
-        before the first step."""
+        """Return, before the first step, the checksum of the weights of each model, the trained one and its teachers,
+        by name."""
         others = {name: model for name, model in self._models.items() if name not in self._loaded}
         return {**self._loaded, **{name: checksum(model.state()) for name, model in others.items()}}
 
@@ -193,39 +192,24 @@ class LocalTrainer:
 
         Metrics: learning_rate, step_s, updated (1 if weights changed) and, with gradients, grad_norm (before clipping).
         A non-finite gradient is dropped: updated is 0, tokens_dropped is the number of the batches' tokens, and
-        tokens_trained is 0 and replaces the value of `forward_backward`.
-
-        Raises:
-            NotFinite: the step is the last of several in a row with a non-finite gradient (`finite.DROPPED_STEPS`).
+        tokens_trained is 0 and replaces the value of `forward_backward`. The last of `finite.DROPPED_STEPS` such steps
+        in a row raises NotFinite.
         """
         return await self._run_in_worker(self._step, ends_update)
 
     async def push(self) -> WeightRef:
         """Publish a copy of the trained weights with a probe: fixed tokens and their log-probabilities under these
-        weights. A model with a scalar head has no probe.
-
-        Raises:
-            NotFinite: a weight is infinite or not a number.
-        """
+        weights. A model with a scalar head has no probe. Weights that are not finite are refused (NotFinite)."""
         return await self._run_in_worker(self._push)
 
     async def save(self, path: str, *, stage: str, metrics: Mapping[str, float]) -> CheckpointRef:
-        """Write a checkpoint to the folder `path`, atomically; it suffices for a bitwise resume.
-
-        Raises:
-            StoreError: the disk is full or cannot be written; earlier checkpoints are intact.
-            NotFinite: a weight is infinite or not a number.
-        """
+        """Write a checkpoint to the folder `path`, atomically; it suffices for a bitwise resume. Weights that are not
+        finite are refused (NotFinite); if writing fails (StoreError), earlier checkpoints are intact."""
         return await self._run_in_worker(self._save, path, stage, metrics)
 
     async def restore(self, ref: CheckpointRef) -> None:
-        """Restore a checkpoint of a trainer with the same model and config. Training then continues bitwise as if it
-        had never stopped.
-
-        Raises:
-            BadInput: the checkpoint was written under another config.
-            StoreError: the checkpoint is damaged, or there is none.
-        """
+        """Restore a checkpoint of a trainer with the same model and config; refuse one of another config (`BadInput`).
+        Training then continues bitwise as if it had never stopped."""
         await self._run_in_worker(self._restore, ref)
 
     async def close(self) -> None:
@@ -301,8 +285,7 @@ class LocalTrainer:
         return {**metrics, "forward_backward_s": time.perf_counter() - started}
 
     def _pack_by_teacher(self, rows: Sequence[Sample]) -> list[list[Sample]]:
-        """Pack rows into micro-batches, separately for each teacher, so that each teacher computes only its own
-        rows."""
+        """Pack rows into micro-batches, apart for each teacher, so that each teacher computes only its own rows."""
         parts = [list(rows)]
         if self._by_teacher:
             names = sorted({str(row.teacher) for row in rows})
@@ -431,11 +414,7 @@ class LocalTrainer:
 
 
 def _check_units(losses: Sequence[Loss]) -> None:
-    """Refuse losses whose units micro-batches may split.
-
-    Raises:
-        BadInput: a loss has such a unit.
-    """
+    """Refuse losses whose units micro-batches may split."""
     for loss in losses:
         if loss.needs.unit not in _UNITS:
             got = f"{loss.needs.unit!r}, which micro-batches may split"

@@ -48,13 +48,7 @@ class TensorDifference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredTensor:
-    """Tensor in a safetensors file.
-
-    Attributes:
-        dtype: name of the type in the file's header.
-        begin: offset of its first byte.
-        end: offset after its last byte.
-    """
+    """Tensor in a safetensors file: its bytes [begin, end), and the name that the header gives its dtype."""
 
     file: Path
     dtype: str
@@ -71,11 +65,7 @@ class StoredTensor:
 
 def stored_tensors(path: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a safetensors file or folder by name, in the order of names; empty if the folder does not
-    exist.
-
-    Raises:
-        BadInput: a file is damaged.
-    """
+    exist. A damaged file is refused (`BadInput`)."""
     tensors: dict[str, StoredTensor] = {}
     for file in [path] if path.is_file() else sorted(path.glob("*.safetensors")):
         tensors |= _read_header(file)
@@ -106,15 +96,8 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
 
 
 def first_tensor_difference(left: Path, right: Path) -> TensorDifference | None:
-    """Return the first difference between two sets of weights; None if all tensors are bitwise equal.
-
-    Args:
-        left: folder with safetensors files, such as a stage's `model`, or one file.
-        right: folder or file to compare with.
-
-    Raises:
-        BadInput: a file is damaged.
-    """
+    """Return the first difference between two sets of weights, each a folder with safetensors files, such as a stage's
+    `model`, or one file; None if all tensors are bitwise equal."""
     tensors, counterparts = stored_tensors(left), stored_tensors(right)
     for name in sorted(tensors.keys() | counterparts.keys()):
         first, second = tensors.get(name), counterparts.get(name)

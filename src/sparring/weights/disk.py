@@ -41,13 +41,8 @@ _FILE = re.compile("state-[0-9]{6,}")
 
 
 class DiskLocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`WeightRef.location` of this transport, as plain data.
-
-    Attributes:
-        folder: the publisher's subfolder, an absolute path.
-        file: name of the file in it.
-        size: size of the file in bytes.
-    """
+    """`WeightRef.location` of this transport, as plain data: a `file` of `size` bytes in the publisher's subfolder
+    `folder`, an absolute path."""
 
     folder: str
     file: str
@@ -56,12 +51,8 @@ class DiskLocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Disk:
-    """Link to servers that see a folder of this machine under the same path. Implements `Link`.
-
-    Args:
-        shared: the folder.
-        setting: key that names the folder, for messages.
-    """
+    """Link to servers that see the folder `shared` of this machine under the same path; messages name its key,
+    `setting`. Implements `Link`."""
 
     transport = TRANSPORT
 
@@ -142,7 +133,7 @@ class Disk:
 
 
 def forget(ref: WeightRef) -> None:
-    """Remove what a publisher has in the folder, whose only receiver has fetched it, before the publisher does."""
+    """Remove the publisher's subfolder now. Only for a publisher whose single receiver has fetched what is in it."""
     shutil.rmtree(msgspec.convert(ref.location, DiskLocation).folder, ignore_errors=True)
 
 
@@ -150,8 +141,8 @@ def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
     """Return a verified copy of the published tensors.
 
     Raises:
-        WeightsError: the reference has another transport, its file is gone or cannot be read here, or its tensors have
-            changed since they were published.
+        WeightsError: another transport, a file that is gone or cannot be read here, or tensors other than the published
+            ones.
     """
     where = about(ref, TRANSPORT)
     with boundary(WeightsError, where, "a location in a shared folder", "publish them again"):

@@ -40,10 +40,6 @@ def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
 
 
 def links(shared_folder: str = "") -> WeightLinks:
-    """Return the links of a run, the fastest first.
-
-    Args:
-        shared_folder: `engine.shared_folder`, a folder that the servers share with this machine; "" for none.
-    """
+    """Return the links of a run, the fastest first; `shared_folder` is `engine.shared_folder`, "" for none."""
     folder: tuple[Link, ...] = (disk.Disk(Path(shared_folder), SHARED_FOLDER),) if shared_folder else ()
     return WeightLinks((shared_memory.SharedMemory(), *folder, http.Http()))

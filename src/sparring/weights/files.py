@@ -34,11 +34,8 @@ PASSING = ("dtype", "torch_dtype", "transformers_version", "_name_or_path")
 
 
 def read(folder: Path) -> dict[str, bytes]:
-    """Read the files that a checkpoint folder has, by name.
-
-    Raises:
-        BadInput: one is too large, or config.json is missing.
-    """
+    """Read the files that a checkpoint folder has, by name; refuse one that is too large, and a folder without
+    config.json (`BadInput`)."""
     found = {}
     for name, most in MOST_BYTES.items():
         if (file := folder / name).is_file() and (size := file.stat().st_size):
@@ -51,8 +48,8 @@ def read(folder: Path) -> dict[str, bytes]:
 
 
 def digest(files: Mapping[str, bytes]) -> str:
-    """Return xxh3-128 over names and contents, in hexadecimal digits. Of config.json, only what describes the model
-    counts."""
+    """Return xxh3-128 over names and contents, in hexadecimal digits; of config.json, only over what describes the
+    model."""
     hashed = xxhash.xxh3_128()
     for name, data in sorted(files.items()):
         if name == "config.json":

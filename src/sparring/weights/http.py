@@ -23,12 +23,7 @@ TRANSPORT = "http"
 
 
 class UploadLocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`WeightRef.location` of this transport, as plain data.
-
-    Attributes:
-        upload: name of the upload.
-        size: bytes of the upload.
-    """
+    """`WeightRef.location` of this transport, as plain data: the name of an upload and its size in bytes."""
 
     upload: str
     size: int
@@ -36,8 +31,7 @@ class UploadLocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Http:
-    """Link to servers that share nothing with this machine. Implements `Link`: each server gets the state for
-    itself."""
+    """Link to servers that share nothing with this machine; each gets the state for itself. Implements `Link`."""
 
     transport, about = TRANSPORT, "HTTP"
     setting: str | None = None
@@ -69,8 +63,7 @@ def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
     """Return the verified tensors of an upload. They share its storage, so a receiver copies them.
 
     Raises:
-        WeightsError: the reference has another transport, the upload is not here, or its tensors are not the published
-            ones.
+        WeightsError: another transport, an upload that is not here, or tensors other than the published ones.
     """
     where = about(ref, TRANSPORT)
     if not isinstance(ref.location, Received):

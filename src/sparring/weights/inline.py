@@ -62,7 +62,7 @@ def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
     (`CausalModel.load_state` does).
 
     Raises:
-        WeightsError: the reference has another transport, or its tensors have changed since they were published.
+        WeightsError: another transport, or tensors that have changed since they were published.
     """
     where = about(ref, "inline")
     state = dict(ref.location)
@@ -71,11 +71,7 @@ def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
 
 
 def about(ref: WeightRef, transport: str) -> str:
-    """Name published weights in messages.
-
-    Raises:
-        WeightsError: the reference has another transport.
-    """
+    """Return how messages name published weights; refuse a reference of another transport (`WeightsError`)."""
     where = f"weights of {ref.model} version {ref.version}"
     if ref.transport != transport:
         raise WeightsError(
@@ -85,11 +81,8 @@ def about(ref: WeightRef, transport: str) -> str:
 
 
 def verify(ref: WeightRef, state: Mapping[str, torch.Tensor], where: str) -> None:
-    """Compare fetched tensors with the published ones.
-
-    Raises:
-        WeightsError: a bit differs; the message names the first tensor, if the publisher computed digests.
-    """
+    """Refuse fetched tensors that differ in a bit from the published ones (`WeightsError`); the message names the first
+    such tensor, if the publisher computed digests."""
     actual = checksum(state)
     if actual != ref.checksum:
         _, found = checksums(state)

@@ -54,11 +54,8 @@ def pieces(state: Mapping[str, torch.Tensor], most: int) -> Iterator[list[memory
 
 
 def unpacked(data: torch.Tensor, spans: Mapping[str, TensorSpan], where: str) -> dict[str, torch.Tensor]:
-    """Return the tensors of a block, uint8 [size], whose storage they share.
-
-    Raises:
-        WeightsError: a position is not inside the block, or its dtype is unknown.
-    """
+    """Return the tensors of a block, uint8 [size], whose storage they share; refuse a position outside the block and an
+    unknown dtype (`WeightsError`)."""
     with boundary(WeightsError, where, "tensors within their block", "publish them again"):
         return {name: _view(data, span) for name, span in spans.items()}
 

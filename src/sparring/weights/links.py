@@ -25,24 +25,15 @@ PROBED = "link-probe"
 
 
 class LinkServer(Protocol):
-    """Server of an engine, as a link needs it. Its methods block."""
+    """Server of an engine, as a link needs it. Its methods block, and raise EngineError if the server does not
+    answer."""
 
     def sees(self, ref: WeightRef) -> None:
-        """Make the server fetch published tensors and drop them again.
-
-        Raises:
-            WeightsError: it cannot.
-            EngineError: it does not answer.
-        """
+        """Make the server fetch published tensors and drop them again; raise WeightsError if it cannot."""
         ...
 
     def take(self, bucket: Bucket, data: Sequence[memoryview]) -> None:
-        """Send a part of an upload, whose bytes are the given pieces.
-
-        Raises:
-            WeightsError: the server refuses it.
-            EngineError: the server does not answer.
-        """
+        """Send a part of an upload, whose bytes are the given pieces; raise WeightsError if the server refuses it."""
         ...
 
 
@@ -60,21 +51,13 @@ class Link(Protocol):
     setting: str | None
 
     def published(self, ref: WeightRef) -> AbstractContextManager[WeightRef]:
-        """Publish the tensors of an inline reference for all servers; they are there until the context ends.
-
-        Raises:
-            WeightsError: there is no room for them.
-        """
+        """Publish the tensors of an inline reference for all servers until the context ends; raise WeightsError if
+        there is no room for them."""
         ...
 
     def send(self, ref: WeightRef, server: LinkServer) -> WeightRef:
         """Send what was published to one server, if it cannot fetch it by itself; return the reference that this server
-        fetches.
-
-        Raises:
-            WeightsError: the server refused it.
-            EngineError: the server did not answer.
-        """
+        fetches."""
         ...
 
     def close(self) -> None:
@@ -92,11 +75,7 @@ class _Shared:
 
 
 class WeightLinks:
-    """Links of a run, which all its servers share.
-
-    Args:
-        links: links in the order of preference.
-    """
+    """Links of a run, in the order of preference, which all its servers share."""
 
     def __init__(self, links: Sequence[Link]) -> None:
         self._links = links
@@ -106,13 +85,9 @@ class WeightLinks:
     def choose(self, server: LinkServer, where: str) -> Link:
         """Return the first link over which a server can fetch a random tensor.
 
-        Args:
-            where: name of the server, for messages.
-
         Raises:
             BadInput: the server cannot use a link that the user's settings name.
             WeightsError: the server can use no link.
-            EngineError: the server does not answer.
         """
         problem = WeightsError(f"{where}: expected a link, got none")
         probe = torch.frombuffer(bytearray(secrets.token_bytes(64)), dtype=torch.uint8)
@@ -131,11 +106,7 @@ class WeightLinks:
     @contextmanager
     def published(self, link: Link, ref: WeightRef) -> Iterator[WeightRef]:
         """Publish the tensors of an inline reference over a link until the context ends. Those who publish equal
-        tensors at the same time share one publication, of which each gets a reference with its own version and probe.
-
-        Raises:
-            WeightsError: there is no room for them.
-        """
+        tensors at the same time share one publication; each gets a reference with its own version and probe."""
         key = (link.transport, ref.model, ref.adapter or "", ref.checksum)
         with self._lock:
             shared = self._shared.get(key)

@@ -36,12 +36,7 @@ _NAME = re.compile(re.escape(PREFIX) + "[0-9]+-[0-9a-f]{16}")
 
 
 class SegmentLocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`WeightRef.location` of this transport, as plain data.
-
-    Attributes:
-        segment: name of the file.
-        size: size of the file in bytes.
-    """
+    """`WeightRef.location` of this transport, as plain data: the name of the file and its size in bytes."""
 
     segment: str
     size: int
@@ -67,9 +62,7 @@ class SharedMemory:
 @contextmanager
 def published(ref: WeightRef) -> Iterator[WeightRef]:
     """Publish the tensors of an inline reference, which other processes of this machine can fetch until the context
-    ends.
-
-    The file gets its name when it is complete, so a crash while writing leaves no file.
+    ends. The file gets its name when it is complete, so a crash while writing leaves no file.
 
     Raises:
         WeightsError: shared memory is full or missing.
@@ -94,7 +87,6 @@ def published_one_by_one(
     """Publish tensors that never exist together, until the context ends.
 
     Args:
-        where: name of the weights, for messages.
         state: names, dtypes and shapes of the tensors.
         tensors: name and values of each, in any order.
         describe: function of the published tensors that returns an inline reference to them.
@@ -121,8 +113,7 @@ def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
     has a name, and a receiver copies what it keeps. Writing to them changes neither the file nor another's tensors.
 
     Raises:
-        WeightsError: the reference has another transport, its file is gone, or its tensors have changed since they were
-            published.
+        WeightsError: another transport, a file that is gone, or tensors that have changed since they were published.
     """
     where = about(ref, TRANSPORT)
     with boundary(WeightsError, where, "a location in shared memory", "publish them again"):
@@ -135,8 +126,7 @@ def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
 
 
 def forget(ref: WeightRef) -> None:
-    """Remove the file of published weights that their only receiver has fetched, before their publisher does. The
-    tensors stay."""
+    """Unlink the file now; the mapped tensors stay valid. Only for weights whose single receiver has fetched them."""
     (FOLDER / msgspec.convert(ref.location, SegmentLocation).segment).unlink(missing_ok=True)
 
 
@@ -189,11 +179,8 @@ def write(descriptor: int, tensors: Mapping[str, TensorSpan], state: Mapping[str
 
 @contextmanager
 def opened(path: Path, size: int, where: str) -> Iterator[BufferedReader]:
-    """Open a published file of `size` bytes, at least 1.
-
-    Raises:
-        WeightsError: the file is gone, has another size, or cannot be read.
-    """
+    """Open a published file of `size` bytes, at least 1; refuse one that is gone, has another size or cannot be read
+    (`WeightsError`)."""
     with ExitStack() as stack, boundary(WeightsError, where, "a readable file", "publish them again"):
         try:
             file = stack.enter_context(open(path, "rb", opener=_without_waiting))
@@ -214,6 +201,5 @@ def _without_waiting(path: str | Path, flags: int) -> int:
 
 
 def _mapped(path: Path, size: int, where: str) -> torch.Tensor:
-    """Map a file as uint8 [size]."""
     with opened(path, size, where) as file:
         return torch.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), dtype=torch.uint8)[:size]

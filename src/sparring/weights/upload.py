@@ -19,11 +19,7 @@ BUCKET = 64 << 20
 
 
 def upload_bytes(sizes: Iterable[int]) -> int:
-    """Return the maximum number of bytes of an upload of tensors in float32.
-
-    Args:
-        sizes: number of elements of each tensor.
-    """
+    """Return the maximum number of bytes of an upload of float32 tensors with these numbers of elements."""
     return sum(4 * size + ALIGNMENT for size in sizes)
 
 
@@ -34,7 +30,6 @@ class Bucket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         upload: name of the upload, chosen at random by the sender.
         size: bytes of the whole upload.
         offset: position of the bucket in it, in bytes.
-        length: bytes of the bucket.
         digest: xxh3-128 of these bytes, in hexadecimal digits.
     """
 
@@ -73,11 +68,7 @@ class Receiving:
         self._at, self._digest = bucket.offset, xxhash.xxh3_128()
 
     def add(self, chunk: bytes) -> None:
-        """Write the next bytes.
-
-        Raises:
-            WeightsError: they are more than the bucket has.
-        """
+        """Write the next bytes; refuse more than the bucket has (`WeightsError`)."""
         end = self._at + len(chunk)
         if end > self._bucket.offset + self._bucket.length:
             raise _wrong(self._bucket, f"{self._bucket.length} bytes", "more")
@@ -86,11 +77,7 @@ class Receiving:
         self._at = end
 
     def finish(self) -> None:
-        """Count the bucket as received.
-
-        Raises:
-            WeightsError: bytes are missing, or their digest is another.
-        """
+        """Count the bucket as received; refuse it if bytes are missing or their digest is another (`WeightsError`)."""
         bucket, digest = self._bucket, self._digest.hexdigest()
         if self._at != bucket.offset + bucket.length:
             raise _wrong(bucket, f"{bucket.length} bytes", str(self._at - bucket.offset))
@@ -100,11 +87,7 @@ class Receiving:
 
 
 class UploadArea:
-    """Room of a server for one upload; the first bucket of another upload replaces it.
-
-    Args:
-        most: maximum number of bytes of an upload.
-    """
+    """Room of a server for one upload of at most `most` bytes; the first bucket of another upload replaces it."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -130,11 +113,7 @@ class UploadArea:
         return Receiving(upload, bucket)
 
     def complete(self, name: str, where: str) -> Upload:
-        """Return an upload that has arrived.
-
-        Raises:
-            WeightsError: it has not, or another upload has replaced it.
-        """
+        """Return an upload that has arrived; refuse one that has not, or that another has replaced (`WeightsError`)."""
         upload = self._upload
         if upload is None or upload.name != name:
             raise WeightsError(f"{where}: expected the upload {name}, got none or another; send it again")

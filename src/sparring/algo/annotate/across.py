@@ -34,12 +34,7 @@ Span = tuple[range, range]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TeacherTokenizer:
-    """Text format of a teacher.
-
-    Attributes:
-        end: id that ends a turn.
-        max_tokens: context length of the teacher.
-    """
+    """Text format of a teacher: `end` is the id that ends a turn, `max_tokens` the teacher's context length."""
 
     renderer: Renderer
     encode: Callable[[str], Sequence[int]]
@@ -54,10 +49,7 @@ class AcrossTokenizers:
     teacher's context, or if it follows several simultaneous tool calls. Such a turn gets its recorded log-probabilities
     as the teacher's: a gap of 0.
 
-    Args:
-        teachers: names of the teachers' models by domain, as for `TeacherRows`.
-        student: renderer of the student.
-        tokenizers: text formats of the teachers, by model name.
+    `teachers` are those of `TeacherRows`; `tokenizers` are the teachers' text formats, by model name.
     """
 
     def __init__(
@@ -75,12 +67,8 @@ class AcrossTokenizers:
         self._student, self._tokenizers = student, dict(tokenizers)
 
     async def annotate(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return the rows, in order, with their teachers' names and scores.
-
-        Raises:
-            BadInput: a task has no teacher, or a row does not begin with its task's messages.
-            EngineError: a teacher refuses a request, or fails after all retries.
-        """
+        """Return the rows, in order, with their teachers' names and scores; refuse a row that does not begin with its
+        task's messages (`BadInput`)."""
         return await annotate_rows(self._row, samples)
 
     async def _row(self, row: Sample) -> Sample:
@@ -141,21 +129,16 @@ class AcrossTokenizers:
 
 
 def ends(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[int | None]:
-    """Return the character position at which each token ends in the text; None for a token that ends inside a
-    character."""
+    """Return the character position at which each token ends in the text; None for one that ends inside a character."""
     text = decode(tokens)
     prefixes = [decode(tokens[: count + 1]) for count in range(len(tokens))]
     return [len(prefix) if text.startswith(prefix) else None for prefix in prefixes]
 
 
 def aligned(student: Sequence[int | None], teacher: Sequence[int | None]) -> list[Span]:
-    """Return the shortest spans that two tokenizations of one text share, in order.
+    """Return the shortest spans that two tokenizations of one text share, in order; both are given by `ends`.
 
     Tokens without text of their own belong to the span before them, or to the first.
-
-    Args:
-        student: position at which each of the student's tokens ends, as from `ends`.
-        teacher: position at which each of the teacher's tokens ends.
     """
     last: dict[int, list[int | None]] = {}
     for side, token_ends in enumerate((student, teacher)):

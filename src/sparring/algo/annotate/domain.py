@@ -13,11 +13,7 @@ ANY = "*"
 
 def teacher_of(teachers: Mapping[str, str], task: Task) -> str:
     """Return the name of the model that teaches `task`: the first entry of `teachers` among the task's tag, its
-    environment and `*`.
-
-    Raises:
-        BadInput: `teachers` has no entry for the task.
-    """
+    environment and `*`. A task without an entry is refused (`BadInput`)."""
     for domain in (task.tag, task.env, ANY):
         if domain in teachers:
             return teachers[domain]

@@ -25,9 +25,7 @@ class KlCoefficient:
         e_n = clip((KL_n - target) / target, -0.2, 0.2)        coefficient_{n + 1} = coefficient_n (1 + gain e_n)
 
     KL_n is the mean over the update's trajectories of the sum of log(behaviour / reference) over sampled tokens.
-
-    Args:
-        config: settings of the penalty; without a target the coefficient is constant.
+    Without a target in `config` the coefficient is constant.
     """
 
     def __init__(self, config: Kl | KlReward) -> None:
@@ -36,11 +34,8 @@ class KlCoefficient:
         self._divergence: float | None = None
 
     async def annotate(self, samples: Sequence[Sample]) -> Sequence[Sample]:
-        """Return the rows with the current coefficient, and adapt it for the next update.
-
-        Raises:
-            BadInput: a sample has no annotation `reference`.
-        """
+        """Return the rows with the current coefficient, and adapt it for the next update; a row without the annotation
+        `reference` is refused (`BadInput`)."""
         annotated = [row.annotated(Annotation.KL_COEFFICIENT, self._constant_column(row)) for row in samples]
         divergences: dict[str, list[float]] = defaultdict(list)
         for row in samples:

@@ -18,11 +18,7 @@ from sparring.types import Sample
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TeacherInput:
-    """Tokens that a teacher reads instead of a row.
-
-    Attributes:
-        shift: offset of the row in the input: the row's token t is `tokens[t + shift]`.
-    """
+    """Tokens that a teacher reads instead of a row: the row's token t is `tokens[t + shift]`."""
 
     tokens: tuple[int, ...]
     shift: int
@@ -51,11 +47,7 @@ class ScoreClient:
         self._retries, self._retry_delay_s = retries, retry_delay_s
 
     async def score(self, engine: ScoringEngine, request: ScoreRequest) -> Scores:
-        """Return the scores of a request.
-
-        Raises:
-            EngineError: the engine refuses the request, or fails after all retries.
-        """
+        """Return the scores of a request; raise the engine's error if it refuses the request, or all retries fail."""
         async with self._slots:
             for retry in range(1, self._retries + 1):
                 try:
@@ -100,12 +92,6 @@ class TeacherRows:
         self._reading, self._max_tokens = reading, max_tokens
 
     async def annotate(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return the rows, in order, with their teachers' names and scores.
-
-        Raises:
-            BadInput: a task has no teacher.
-            EngineError: a teacher refuses a request, or fails after all retries.
-        """
         return await annotate_rows(self._row, samples)
 
     async def _row(self, row: Sample) -> Sample:

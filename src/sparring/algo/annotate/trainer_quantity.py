@@ -13,12 +13,9 @@ Forward = Callable[[Sequence[Sample], Set[str]], Awaitable[Sequence[Mapping[str,
 
 
 class TrainerQuantity:
-    """Writes a quantity of every weighted token under the trainer's current weights. Implements `Annotator`.
-
-    Args:
-        name: annotation to write, such as `Annotation.PROXIMAL` for the policy's log-probabilities before an update of
-            several optimiser steps.
-    """
+    """Writes a quantity of every weighted token under the trainer's current weights as the annotation `name`, such as
+    `Annotation.PROXIMAL` for the policy's log-probabilities before an update of several optimiser steps. Implements
+    `Annotator`."""
 
     def __init__(self, forward: Forward, name: Annotation, quantity: str = "logprob") -> None:
         self._forward, self._name, self._quantity = forward, name, quantity
@@ -33,12 +30,8 @@ class TrainerQuantity:
 
 
 class TeacherTag:
-    """Names on each row the model that the trainer compares it with, such as a reference that the trainer holds.
-    Implements `Annotator`.
-
-    Args:
-        name: name of the model among the trainer's teachers.
-    """
+    """Names on each row the model, among the trainer's teachers, that the trainer compares it with, such as a reference
+    that the trainer holds. Implements `Annotator`."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -226,11 +226,8 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return weights.masked_fill(rejected, 0.0), beyond, rejected
 
     def raw_weights(self, difference: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
-        """Compute the weights before bounds and normalisation, [M]; the method that a rule of your own overrides.
-
-        Args:
-            difference: [M] d = log(old / behaviour).
-        """
+        """Compute the weights before bounds and normalisation, [M], from d = log(old / behaviour), [M]; the method that
+        a rule of your own overrides."""
         if self.weight == "none":
             return difference.new_ones(len(difference))
         if self.weight == "geometric":

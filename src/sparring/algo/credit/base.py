@@ -61,18 +61,12 @@ class BaseCredit(NamedRule, frozen=True, kw_only=True):
         return alike(rewards)
 
     def open(self) -> Any:
-        """Return the rule in its initial state: an implementation of `protocols.Credit` without `denominator`.
-
-        A rule without state returns itself.
-        """
+        """Return the rule in its initial state, a `protocols.Credit` without `denominator`: itself, if it is
+        stateless."""
         return self
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set one advantage for all tokens of a trajectory (`advantages`); see `protocols.Credit`.
-
-        Raises:
-            ValueError: a sample belongs to no trajectory of its group, or a reward is not finite.
-        """
+        """Set one advantage for all tokens of a trajectory (`advantages`); see `protocols.Credit`."""
         return per_trajectory(groups, samples, self.advantages)
 
     def advantages(self, members: Sequence[Member]) -> Sequence[float] | None:
@@ -89,10 +83,7 @@ class BaseCredit(NamedRule, frozen=True, kw_only=True):
         """Do nothing: a rule without state has nothing to restore."""
 
     def check(self, group_size: int, written: Set[str]) -> None:
-        """Refuse a stage in which the rule cannot work.
-
-        Args:
-            written: annotations that the stage writes.
+        """Refuse a stage in which the rule cannot work; `written` are the annotations that the stage writes.
 
         Raises:
             BadInput: every group of this size would leave the update, or the stage does not write an annotation that

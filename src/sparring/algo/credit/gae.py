@@ -63,11 +63,6 @@ class Gae(BaseCredit, frozen=True, kw_only=True, tag="gae"):
             raise ValueError(f"length_alpha must be above 0, got {self.length_alpha}")
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages and the annotation `return`; see `protocols.Credit`.
-
-        Raises:
-            BadInput: a row has no annotation `value`.
-        """
         everyone = [members(group, rows) for group, rows in zip(groups, samples, strict=True)]
         results = [self._advantages_and_targets(m) for of_group in everyone for m in of_group]
         advantages = [a for values, _ in results for a in values]

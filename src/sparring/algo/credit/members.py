@@ -28,15 +28,11 @@ class TurnSpan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
-    """One trajectory of a group.
+    """One trajectory of a group. `rows` are its branches' rows; empty if another model played it.
 
     A step is a sampled token with policy weight. Steps are numbered turn by turn, in the order of the requests;
     `following` gives the step that logically comes next. A token that several branches share has weight in a single
-    branch, so it is one step.
-
-    Attributes:
-        rollout: id of its rollout.
-        rows: rows of its branches; empty if another model played it.
+    branch, so it is one step. A score whose number of turns is not the trajectory's is refused (`ValueError`).
     """
 
     trajectory: Trajectory
@@ -54,11 +50,7 @@ class Member:
     @property
     def outcome(self) -> float:
         """Return the reward that the score gives to the trajectory's role, or to the whole rollout if it gives roles
-        none.
-
-        Raises:
-            ValueError: the reward is not a finite number.
-        """
+        none. A reward that is not finite is refused (`ValueError`)."""
         reward = self.score.of(self.trajectory.role)
         if reward is None or not math.isfinite(reward):
             raise ValueError(f"rollout {self.rollout}: expected a finite reward, got {reward}")
@@ -92,21 +84,14 @@ class Member:
         ]
 
     def per_turn(self) -> list[float]:
-        """Return the reward of each turn; zeros if the score has no rewards per turn.
-
-        Raises:
-            ValueError: the score's number of turns is not the trajectory's.
-        """
+        """Return the reward of each turn; zeros if the score has no rewards per turn."""
         return self._turn_values("per_turn", self.score.turns_of(self.trajectory.role), 0.0)
 
     def per_step(self) -> list[tuple[tuple[int, float], ...]]:
         """Return the step rewards of each turn as (number of the turn's tokens up to the step's end, reward).
 
-        If the score has no rewards per step, each turn is one step.
-
-        Raises:
-            ValueError: the score's number of turns is not the trajectory's, or steps end outside their turn or out of
-                order.
+        If the score has no rewards per step, each turn is one step. Steps that end outside their turn or out of order
+        are refused (`ValueError`).
         """
         lengths = [len(turn.tokens) for turn in self.trajectory.turns]
         if self.score.per_step is None:
@@ -119,19 +104,12 @@ class Member:
         return per_turn
 
     def states(self) -> list[str | None]:
-        """Return the state in which each turn was taken (`Score.states`); None for a turn without one.
-
-        Raises:
-            ValueError: the score's number of turns is not the trajectory's.
-        """
+        """Return the state in which each turn was taken (`Score.states`); None for a turn without one."""
         return self._turn_values("states", self.score.states_of(self.trajectory.role), None)
 
     def read(self, name: str, rule: str) -> list[float]:
-        """Return the values of an annotation at each step.
-
-        Raises:
-            BadInput: a row lacks the annotation.
-        """
+        """Return the values of an annotation at each step; refuse a row without it (`BadInput`) in the name of
+        `rule`."""
         for row in self.rows:
             if name not in row.annotations:
                 do = "add the annotator that writes it to the stage, or choose another credit"
@@ -155,7 +133,7 @@ class Member:
         return self.succession().behind([len(turn) for turn in self.steps()])
 
     def earned(self, values: Sequence[float], discount: float, rest: float = 0.0) -> list[float]:
-        """Add up rewards of side branches and the rest of the outcome, given one value per step; see
+        """Add to the steps' values the rewards of side branches and the rest of the outcome; see
         `Succession.earned`."""
         remaining = iter(values)
         by_turn = [[next(remaining) for _ in turn] for turn in self.steps()]
@@ -330,11 +308,8 @@ def _step_values(row: Sample, values: Sequence[float] | None) -> Iterable[float]
 
 
 def returns(rewards: Sequence[float], discount: float, following: Sequence[int | None]) -> list[float]:
-    """Compute the reward to go: G_t = r_t + discount * G_next, with 0 after the end.
-
-    Args:
-        following: number of each step's next step, which comes later in `rewards`; None at the end.
-    """
+    """Compute the reward to go: G_t = r_t + discount * G_next, with 0 after the end. `following` is the number of each
+    step's next step, which comes later in `rewards`; None at the end."""
     to_go = [0.0] * len(rewards)
     for step in reversed(range(len(rewards))):
         after = following[step]

@@ -20,11 +20,8 @@ class Pairs:
     """
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Return rows with weights in the preference term instead of the policy term.
-
-        Raises:
-            ValueError: a reward is not finite.
-        """
+        """Return rows with weights in the preference term instead of the policy term; refuse rewards that are not
+        finite (`ValueError`)."""
         return [self._pair_rows(group, rows) for group, rows in zip(groups, samples, strict=True)]
 
     def denominator(self, rows: Iterable[Sample]) -> float | None:

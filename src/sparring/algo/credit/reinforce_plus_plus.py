@@ -40,11 +40,8 @@ def over_the_update(
     *,
     epsilon: float,
 ) -> list[list[Sample]]:
-    """Set the values of steps as advantages, standardised over all steps of the update.
-
-    Args:
-        values: values of each member's steps, by group; None for a group that leaves the update.
-    """
+    """Set values of each member's steps, by group, as advantages, standardised over all steps of the update; a group
+    without values leaves the update."""
     normal = iter(
         standardised([v for group in values if group for steps in group for v in steps], epsilon=epsilon, lost=0)
     )

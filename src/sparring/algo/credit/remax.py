@@ -27,11 +27,7 @@ class Remax(BaseCredit, frozen=True, kw_only=True, tag="remax"):
     needs_baselines: ClassVar[bool] = True
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages; see `protocols.Credit`.
-
-        Raises:
-            BadInput: a group has no baseline rollout.
-        """
+        """Set advantages; refuse a group without a baseline rollout (`BadInput`)."""
         credited = []
         for group, rows in zip(groups, samples, strict=True):
             if not group.baselines and not any(rollout.purpose == "baseline" for rollout in group.failed):

@@ -19,12 +19,8 @@ Address = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepPlace:
-    """Logical position of a step.
-
-    Attributes:
-        before: number of the preceding step, on the same chain or on the one that this chain hangs on; None for a first
-            step.
-    """
+    """Logical position of a step. `before` is the number of the preceding step, on the same chain or on the one that
+    this chain hangs on; None for a first step."""
 
     address: Address
     before: int | None
@@ -55,13 +51,11 @@ class Succession:
     main: tuple[int, ...]
 
     def earned(self, rewards: Values, discount: float, rest: float = 0.0) -> list[list[float]]:
-        """Add to each step's own reward the rewards of side chains, and `rest` at the ends.
+        """Add to each step's own reward the rewards of side chains, and at the ends `rest`, the part of the outcome
+        that no turn has earned.
 
         The last step of a turn gets the discounted rewards of the side chains that hang on the turn. The last step of
         each chain that ends with the trajectory gets `rest`. The return along `following` then counts no reward twice.
-
-        Args:
-            rest: part of the outcome that no turn has earned.
         """
         values = [list(of_turn) for of_turn in rewards]
         chain_rewards: dict[int, float] = {}
@@ -84,7 +78,7 @@ class Succession:
         return values
 
     def behind(self, lengths: Sequence[int]) -> list[int | None]:
-        """Return for each step the number of the next step, given each turn's number of steps; None at the end."""
+        """Map each step to its successor along `following`, None at the end; turn t has `lengths[t]` steps."""
         starts = list(accumulate(lengths, initial=0))
         entry: list[int | None] = [None] * len(lengths)
         steps: list[int | None] = [None] * sum(lengths)
@@ -318,8 +312,8 @@ class _Links:
         return max(own or ends, default=None)
 
     def _cause(self, turn: int) -> int | None:
-        """Return the turn that caused a turn: the first that exists of the turn that it continues, the origin that its
-        fork names, and the latest earlier turn that its prompt quotes; None if there is none."""
+        """Return the turn that caused a turn: the one that it continues, else the origin that its fork names, else the
+        latest earlier turn that its prompt quotes, else None."""
         fork, cause = self._fork[turn], self._parent[turn]
         if cause is None and fork is not None:
             cause = self._turn_at(fork.of)

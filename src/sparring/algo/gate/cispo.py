@@ -29,8 +29,7 @@ class Cispo(BaseGate, frozen=True, kw_only=True, tag="cispo"):
             raise ValueError(f"low must lie above 0 and at most at 1, and high above 0, got {self.low} and {self.high}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """Compute the surrogate [M]; `stopped` marks tokens with a clipped weight, which still contribute a
-        gradient."""
+        """Compute the surrogate [M]; a token with a clipped weight is `stopped`, but keeps its gradient."""
         ratio = log_ratio.detach().exp()
         weight = ratio.clamp(1.0 - self.low, 1.0 + self.high)
         return Gated(surrogate=weight * tokens.advantages * tokens.logprob, stopped=weight != ratio)

@@ -22,11 +22,8 @@ class ImplicitReward:
         r_i  = beta * sum_t (log pi(y_i,t) - log reference(y_i,t))        over all sampled tokens of trajectory i
         loss = - sum_i weight_i * (o_i * log sigmoid(r_i) + (1 - o_i) * log sigmoid(-r_i)) / denominator
 
-    o_i is 1 for the label 1 and 0 for the label -1. The rows of one `group` are one trajectory, which no micro-batch
-    splits; its token weights sum to weight_i. Implements `Loss`.
-
-    Args:
-        beta: scale of the reward, as in credit `prime`.
+    o_i is 1 for the label 1 and 0 for the label -1; beta is that of credit `prime`. The rows of one `group` are one
+    trajectory, which no micro-batch splits; its token weights sum to weight_i. Implements `Loss`.
     """
 
     term = "preference"
@@ -36,11 +33,7 @@ class ImplicitReward:
         self.beta = beta
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """Compute the term's part of the loss.
-
-        Args:
-            quantities: `logprob` [M] float32 with gradient.
-            micro_batch: `batch.tensors.MicroBatch` with the annotation `reference`.
+        """Compute the term's part of the loss from `logprob` [M] float32 with gradient and the annotation `reference`.
 
         Returns:
             A scalar, and as (sum, count) over trajectories the metrics accuracy (share of rewards with the label's

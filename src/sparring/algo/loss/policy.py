@@ -20,12 +20,8 @@ from sparring.protocols import Divergence, LossResult, Needs
 
 
 class _Objective(NamedTuple):
-    """Surrogate objective of M tokens, to be maximised.
-
-    Attributes:
-        parts: [M] summand of each token, with gradient.
-        columns: [M] contribution of each token to a metric, by the metric's name.
-    """
+    """Surrogate objective of M tokens, to be maximised: summands `parts` [M] with gradient, and `columns` as in
+    `Corrected`."""
 
     parts: torch.Tensor
     columns: Mapping[str, torch.Tensor]
@@ -66,12 +62,8 @@ class PolicyLoss:
         )
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """Compute the term's part of the loss.
-
-        Args:
-            quantities: `logprob` [M] and `entropy` [M] float32 with gradient; for the KL estimator "full" also
-                `divergence` [M] from the reference.
-            micro_batch: `batch.tensors.MicroBatch`.
+        """Compute the term's part of the loss from `logprob` and `entropy` [M] float32 with gradient; for the KL
+        estimator "full" also from `divergence` [M] from the reference.
 
         Returns:
             A scalar, and as (sum, count) over weighted tokens the metrics clip_fraction (share of tokens that the gate
@@ -192,8 +184,7 @@ class PolicyLoss:
         return weights
 
     def _tokens(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> tuple[torch.Tensor, PolicyTokens]:
-        """Return the trainer's log-probabilities before the update [M], and the inputs of ratio, gate and
-        correction."""
+        """Return the trainer's log-probabilities before the update [M], and what ratio, gate and correction read."""
         now, behaviour = quantities["logprob"].detach(), micro_batch.behaviour_logprobs
         old = micro_batch.annotations.get(Annotation.PROXIMAL, now)
         share = micro_batch.annotations.get(Annotation.PROXIMAL_SHARE)

@@ -21,11 +21,7 @@ LEAVES_GRADIENT = (torch.Tensor.detach, torch.Tensor.data.__get__)  # type: igno
 
 
 def try_on_tokens(algo: AlgoConfig, place: str, name: str) -> None:
-    """Refuse a gate, loss or correction whose values on drawn tokens are wrong.
-
-    Args:
-        place: key of the rule in `[algo]`.
-        name: the rule's name in the recipe.
+    """Refuse a gate, loss or correction whose values on drawn tokens are wrong: `name`, at the key `place` of `[algo]`.
 
     Raises:
         BadInput: the values are not finite, are not one for each token, change in a second call or with the other
@@ -138,7 +134,7 @@ class _Constants(TorchFunctionMode):
         self._kept: list[torch.Tensor] = []
 
     def held(self, function: Any) -> torch.Tensor:
-        """Call a function."""
+        """Call a function under these constants."""
         self._given: list[torch.Tensor] = []
         self._no_grad = False
         with self:

@@ -47,11 +47,8 @@ class KlReward(NamedRule, frozen=True, kw_only=True, tag="kl_reward"):
         check_target(self.coefficient, self.target, self.gain)
 
     async def annotate(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Subtract the penalty in the annotation `reward`; 0.0 at tokens without policy weight.
-
-        Raises:
-            BadInput: a sample has no annotation `reference`, or no recorded log-probabilities.
-        """
+        """Subtract the penalty in the annotation `reward`; 0.0 at tokens without policy weight. A row without the
+        annotation `reference`, or without recorded log-probabilities, is refused (`BadInput`)."""
         return [self._penalise(row) for row in samples]
 
     def _penalise(self, row: Sample) -> Sample:

@@ -143,8 +143,7 @@ class CompiledPath:
     def _linear_backward_on_tiles(
         self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, needs: tuple[bool, bool]
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Compute `linear_backward` of contiguous tensors on tiles. In bfloat16 both gradients are products of
-        transposes."""
+        """Compute `linear_backward` of contiguous tensors; in bfloat16 both gradients are products of transposes."""
         (num_rows, depth), outputs, threads = x.shape, weight.shape[0], torch.get_num_threads()
         dx = dw = None
         if needs[0]:

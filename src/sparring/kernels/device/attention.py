@@ -64,8 +64,7 @@ def _tile(
     first, count, length, tile, g, H,
     GROUP: tl.constexpr, PADDED: tl.constexpr, POSITIONS: tl.constexpr,
 ):  # fmt: skip
-    """Return, for each row of a query tile, its index among the N * H, its head, its position, and whether it
-    exists."""
+    """Return, for each row of a query tile, its index among the N * H, its head and position, and whether it exists."""
     i = tl.arange(0, PADDED * POSITIONS)
     nth = tile * POSITIONS + i // PADDED
     member = i % PADDED
@@ -298,10 +297,7 @@ def attend_backward(
 
     Args:
         saved: q, k, v, out, logsumexp.
-        grad: gradient of out.
-        walk: rows of the sequences.
         cu_lengths: [B + 1] int32, offset of each sequence in the concatenated positions.
-        form: settings of the scores.
 
     Returns:
         dq, and dk, dv [sum of lengths, G, d] float32.

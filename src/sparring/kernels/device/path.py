@@ -157,8 +157,6 @@ class DevicePath(TorchOperations):
         form: AttentionForm,
         sinks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, int]:
-        """Write k, v into one layer's pages, then attend. The second result is always -1: tables on a device are not
-        checked."""
         most_rows = int(rows.cu_rows.diff().max()) if rows.most_rows is None else rows.most_rows
         walk = self._attention.Walk(rows.block_tables, rows.cu_rows, rows.context_lengths, most_rows)
         self._attention.write(k, v, *pages, walk)

@@ -33,8 +33,8 @@ def running_sum(x: torch.Tensor) -> torch.Tensor:
 def keep(
     logits: torch.Tensor, temperature: torch.Tensor, limits: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 ) -> torch.Tensor:
-    """Return the kept tokens of each row of logits[N, V] / temperature[N] (0 means 1), [N, V]. `limits` are top_k,
-    top_p, min_p, each [N]."""
+    """Return the kept tokens [N, V] of logits[N, V] / temperature[N] (0 means 1); `limits` are top_k, top_p, min_p,
+    each [N]."""
     top_k, top_p, min_p = (limit.unsqueeze(1) for limit in limits)
     z = logits * (1.0 / torch.where(temperature == 0, 1.0, temperature)).unsqueeze(1)
     weights = torch.exp((z - z.amax(1, keepdim=True)).double()).float().double()

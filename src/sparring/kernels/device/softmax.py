@@ -118,8 +118,8 @@ def _draw(
     logits, temperature, seeds, positions, maxima, sums, tokens, logprobs, V,
     PARTS: tl.constexpr, COUNT: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
-    """Draw the first token whose cumulative weight exceeds u of the total; with temperature 0, the first of the
-    maximum."""
+    """Draw the first token whose cumulative weight exceeds u of the total; at temperature 0, the first of the
+    likeliest."""
     row = tl.program_id(0).to(tl.int64)
     maximum, total = _maximum_of(maxima, row, PARTS, COUNT), _total(sums, row, COUNT)
     greedy = tl.load(temperature + row) == 0.0
@@ -201,14 +201,10 @@ def log_statistics(
 def draw(
     logits: torch.Tensor, requests: SamplingRows, *, truncating: bool
 ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
-    """Draw a token for each row of logits[N, V], as `ops.sample`.
+    """Draw a token for each row of logits[N, V] float32, as `ops.sample`; `truncating` says whether a row may be
+    truncated or limited.
 
     The uniform number is (top 24 bits + 0.5) / 2^24 of Philox's first word for the row's seed and position.
-
-    Args:
-        logits: [N, V] float32.
-        requests: temperature, top_k, top_p, min_p, seeds, positions, limited, each [N].
-        truncating: whether a row may be truncated or limited.
 
     Returns:
         tokens [N] int64, log-probabilities [N] float32, and, if `truncating`, a pair: truncated rows [N], and the
@@ -234,7 +230,7 @@ def draw(
 def logits_gradient(
     saved: SavedLogprobs, grad_logprob: torch.Tensor, grad_entropy: torch.Tensor | None, *, spent: bool
 ) -> torch.Tensor:
-    """Return the gradient of logits [N, V] from the gradients of logprob and entropy [N]; in place if they are
+    """Return the gradient of logits [N, V] from those of logprob and entropy [N], in place if the logits are
     `spent`."""
     logits, targets, temperature, entropy, maximum, log_sum = saved
     logits, (rows, width) = logits.contiguous(), logits.shape

@@ -12,12 +12,8 @@ from sparring.kernels.path import KernelPath
 
 
 class MetaPath:
-    """Path that packs weights in the layout of another one, and computes nothing. Implements `KernelPath` as far
-    as a model's forward calls it.
-
-    Args:
-        stands_for: function that returns the path to stand for.
-    """
+    """Path that packs weights in the layout of the path that `stands_for` returns, and computes nothing. Implements
+    `KernelPath` as far as a model's forward calls it."""
 
     def __init__(self, stands_for: Callable[[], KernelPath]) -> None:
         self._stands_for = stands_for

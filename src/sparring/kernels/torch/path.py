@@ -250,8 +250,7 @@ def _sequences(cu_seqlens: torch.Tensor, shared: torch.Tensor | None) -> Iterato
 def _attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, form: AttentionForm, sinks: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute attention of the last len(q) positions of one sequence over k, v[L, G, d], in tiles of 16 positions by 16
-    keys."""
+    """Compute attention of the last len(q) positions of one sequence over k, v[L, G, d], in tiles of 16 by 16 keys."""
     count, heads, size = q.shape
     length, kv_heads = k.shape[:2]
     begin, end = (length - count) // ROWS * ROWS, -(-length // ROWS) * ROWS
@@ -363,7 +362,7 @@ def _invert(weights: torch.Tensor, u: float) -> int:
 
 
 def uniform(seed: int, position: int) -> float:
-    """Return the first word of Philox4x32-10 (Salmon et al. 2011) for this key and counter as (top 24 bits + 0.5) /
+    """Return the first word of Philox4x32-10 (Salmon et al. 2011) for this key and counter, as (top 24 bits + 0.5) /
     2^24."""
     mask = 0xFFFFFFFF
     counter = [position & mask, position >> 32 & mask, 0, 0]

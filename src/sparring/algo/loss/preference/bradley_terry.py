@@ -27,9 +27,6 @@ class BradleyTerry:
     each pair is a unit of its own, with its weight. The margin follows Llama 2 (arXiv 2307.09288, equation 2). `centre`
     keeps the rewards, which are determined only up to a constant, near zero (Eisenstein et al., arXiv 2312.09244).
     Implements `Loss`.
-
-    Args:
-        centre: coefficient of the centring penalty.
     """
 
     term = "preference"

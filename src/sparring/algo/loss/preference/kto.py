@@ -36,11 +36,8 @@ class Kto:
         self.beta, self.wanted, self.unwanted = beta, wanted, unwanted
 
     def survey(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> dict[str, torch.Tensor]:
-        """Compute `kto_shift` [M], the mean of r over the mismatched rows of an optimiser step, equal at every token.
-
-        Raises:
-            ValueError: the step has no mismatched row.
-        """
+        """Compute `kto_shift` [M], the mean of r over the mismatched rows of an optimiser step, equal at every token;
+        refuse a step without such rows (`ValueError`)."""
         reward, weighted_rows = self._rewards(quantities, micro_batch)
         mismatched = reward[weighted_rows & (micro_batch.label == 0)]
         if not len(mismatched):
@@ -48,11 +45,8 @@ class Kto:
         return {Annotation.KTO_SHIFT: mismatched.double().mean().expand(len(micro_batch.targets))}
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """Compute the term's part of the loss.
-
-        Args:
-            quantities: `logprob` [M] float32 with gradient.
-            micro_batch: `batch.tensors.MicroBatch` with the annotations `reference` and `kto_shift`.
+        """Compute the term's part of the loss from `logprob` [M] float32 with gradient and the annotations `reference`
+        and `kto_shift`.
 
         Returns:
             A scalar, and as (sum, count) over rows the metrics reward_chosen and reward_rejected (beta * r of wanted

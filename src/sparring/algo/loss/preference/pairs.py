@@ -18,13 +18,8 @@ from sparring.types import Sample
 
 
 class ReplySums(NamedTuple):
-    """Sums over the tokens of each reply; the three tensors have one shape.
-
-    Attributes:
-        logprob: log-probability under the policy.
-        reference: log-probability under the reference; zeros without one.
-        length: number of tokens.
-    """
+    """Sums over the tokens of each reply: log-probability under the policy and under the reference (zeros without one),
+    and number of tokens; the three tensors have one shape."""
 
     logprob: torch.Tensor
     reference: torch.Tensor
@@ -32,11 +27,8 @@ class ReplySums(NamedTuple):
 
 
 class PairForm(Protocol):
-    """Algorithm over pairs: a rule that a recipe names, with its settings. Torch-free until called.
-
-    Attributes:
-        has_reference: True if rows carry the annotation `reference`.
-    """
+    """Algorithm over pairs: a rule that a recipe names, with its settings. Torch-free until called. With
+    `has_reference`, rows carry the annotation `reference`."""
 
     has_reference: ClassVar[bool]
 
@@ -64,11 +56,7 @@ class PairLoss:
         self.form = form
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """Compute the term's part of the loss.
-
-        Args:
-            quantities: `logprob` [M] float32 with gradient.
-            micro_batch: `batch.tensors.MicroBatch` with complete pairs.
+        """Compute the term's part of the loss from `logprob` [M] float32 with gradient, for complete pairs.
 
         Returns:
             A scalar, and as (sum, count) over pairs the metrics accuracy (share of pairs with a larger reward for the
@@ -87,12 +75,9 @@ class PairLoss:
 
 
 def sides(micro_batch: Any, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the pair and the side of each of M tokens.
+    """Return the pair and the side of each of M tokens; refuse a pair that lacks a side (`ValueError`).
 
     The pair is a number from 0, or -1 for tokens of weight 0; the side is 0 for chosen, 1 for rejected.
-
-    Raises:
-        ValueError: a pair lacks a side.
     """
     weighted = weights != 0
     label = micro_batch.label[micro_batch.rows]
@@ -106,13 +91,7 @@ def sides(micro_batch: Any, weights: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 
 def replies(logprob: torch.Tensor, reference: torch.Tensor | None, which: torch.Tensor, count: int) -> ReplySums:
-    """Sum the values of M tokens over `count` replies.
-
-    Args:
-        logprob: [M] log-probability under the policy.
-        reference: [M] log-probability under the reference, or None.
-        which: [M] number of the token's reply; negative for tokens of no reply.
-    """
+    """Sum the values of M tokens over `count` replies; `which` [M] numbers each token's reply, negative for none."""
     belongs = which >= 0
 
     def summed(values: torch.Tensor) -> torch.Tensor:
@@ -137,12 +116,7 @@ def pair_metrics(rewards: torch.Tensor) -> dict[str, tuple[float, float]]:
 
 
 def rewards_of(form: PairForm, rows: Sequence[Sample], logprobs: Sequence[Sequence[float]]) -> list[float]:
-    """Compute the reward of each row's reply in float64.
-
-    Args:
-        rows: rows with weights in the preference term.
-        logprobs: log-probabilities per row and token, from `Trainer.forward`.
-    """
+    """Compute the reward of each row's reply in float64, from log-probabilities as `Trainer.forward` returns them."""
     rewards = []
     for row, values in zip(rows, logprobs, strict=True):
         weighted = torch.tensor(row.weights[PairLoss.term]) != 0

@@ -44,11 +44,7 @@ class Gigpo(BaseCredit, frozen=True, kw_only=True, tag="gigpo"):
     """Constant added to standard deviations."""
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages; see `protocols.Credit`.
-
-        Raises:
-            BadInput: no score of the update names a state.
-        """
+        """Set advantages; refuse an update in which no score names a state (`BadInput`)."""
         if any_scored(groups) and not any(score.states for group in groups for score in group.scores):
             do = "have the environment's score name them, or choose 'grpo'"
             raise refusal(

@@ -36,11 +36,6 @@ class OptimalTokenBaseline(BaseCredit, frozen=True, kw_only=True, tag="optimal_t
     """Use a baseline of 0 at positions that only one member reached. False: the advantage there is 0."""
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages; see `protocols.Credit`.
-
-        Raises:
-            BadInput: a row lacks the annotation `probability_squares`.
-        """
         credited = []
         for group, rows in zip(groups, samples, strict=True):
             everyone = members(group, rows)

@@ -49,11 +49,6 @@ class Prime(BaseCredit, frozen=True, kw_only=True, tag="prime"):
         return self.beta
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages and the annotation `right`; see `protocols.Credit`.
-
-        Raises:
-            BadInput: a row lacks the annotation `implicit` or `reference`.
-        """
         credited = []
         for group, rows in zip(groups, samples, strict=True):
             everyone = members(group, rows)

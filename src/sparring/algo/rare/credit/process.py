@@ -34,11 +34,6 @@ class Process(BaseCredit, frozen=True, kw_only=True, tag="process"):
     """Constant added to the standard deviation."""
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages; see `protocols.Credit`.
-
-        Raises:
-            BadInput: no score of the update has rewards per turn.
-        """
         want_turns(groups, "process")
         return per_token(groups, samples, self._role_advantages)
 
@@ -56,8 +51,7 @@ class Process(BaseCredit, frozen=True, kw_only=True, tag="process"):
 
 
 def _token_advantages(member: Member, turns: Sequence[Sequence[tuple[int, float]]], rewards: Values) -> list[float]:
-    """Return for each token the reward to go from its step on; a token outside all steps takes that of the next
-    step."""
+    """Return for each token the reward to go from its step on; outside all steps, from the next step on."""
     order = member.succession()
     earned = [value for turn in order.earned(rewards, 1.0) for value in turn]
     to_go = returns(earned, 1.0, order.behind([len(turn) for turn in rewards]))

@@ -39,11 +39,6 @@ class TurnLevel(BaseCredit, frozen=True, kw_only=True, tag="turn_level"):
     """Constant added to standard deviations."""
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages; see `protocols.Credit`.
-
-        Raises:
-            BadInput: no score of the update has rewards per turn.
-        """
         want_turns(groups, "turn_level")
         return per_turn(groups, samples, self._role_advantages)
 

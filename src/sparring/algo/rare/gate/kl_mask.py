@@ -32,7 +32,6 @@ class KlMask(BaseGate, frozen=True, kw_only=True, tag="kl_mask"):
             raise ValueError(f"above must be above 0, got {self.above}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """Compute the surrogate [M]; masked tokens contribute no gradient."""
         current, anchor = tokens.logprob.detach().clamp(max=0.0), tokens.anchor.clamp(max=0.0)
         other_current, other_anchor = -current.expm1(), -anchor.expm1()
         of_others = other_anchor.xlogy(other_anchor) - other_anchor.xlogy(other_current)  # 0 log 0 is 0

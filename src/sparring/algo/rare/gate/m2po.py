@@ -34,7 +34,6 @@ class M2po(BaseGate, frozen=True, kw_only=True, tag="m2po"):
             raise ValueError(f"bound must be above 0, got {self.bound}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """Compute the surrogate [M]; masked tokens contribute no gradient."""
         stopped = tokens.annotations[Annotation.CHOSEN] > 0
         return Gated(surrogate=(log_ratio.exp() * tokens.advantages).masked_fill(stopped, 0.0), stopped=stopped)
 

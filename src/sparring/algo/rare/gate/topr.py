@@ -28,8 +28,7 @@ class ToprGate(BaseGate, frozen=True, kw_only=True, tag="topr"):
             raise ValueError(f"bound must be at least 1, the weight at equal probabilities, got {self.bound}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """Compute the surrogate [M]; `stopped` marks tokens with a clipped weight, which still contribute a
-        gradient."""
+        """Compute the surrogate [M]; a token with a clipped weight is `stopped`, but keeps its gradient."""
         ratio, bad = log_ratio.detach().exp(), tokens.advantages < 0
         weight = ratio.clamp(max=self.bound).masked_fill(~bad, 1.0)
         return Gated(surrogate=weight * tokens.advantages * tokens.logprob, stopped=bad & (ratio > self.bound))

@@ -29,7 +29,6 @@ class TvMask(BaseGate, frozen=True, kw_only=True, tag="tv_mask"):
             raise ValueError(f"above must lie between 0 and 1, got {self.above}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """Compute the surrogate [M]; masked tokens contribute no gradient."""
         moved = tokens.logprob.detach().exp() - tokens.anchor.exp()
         stopped = (moved.abs() > self.above) & (moved * tokens.advantages > 0)
         return Gated(surrogate=(log_ratio.exp() * tokens.advantages).masked_fill(stopped, 0.0), stopped=stopped)

@@ -31,11 +31,8 @@ class StopProperly(BaseShaping, frozen=True, kw_only=True, tag="stop_properly"):
             raise ValueError(f"keeps must lie between 0 and 1, got {self.keeps}")
 
     def shape(self, groups: Sequence[Group]) -> list[Group]:
-        """Reduce the rewards of truncated rollouts; the part `stop_properly` of a score records the change.
-
-        Raises:
-            BadInput: a reward is below 0.
-        """
+        """Reduce the rewards of truncated rollouts; the part `stop_properly` of a score records the change. A reward
+        below 0 is refused (`BadInput`)."""
         return [shaped(group, "stop_properly", self._amounts) for group in groups]
 
     def _amounts(self, trajectories: Sequence[Trajectory], rewards: Sequence[float]) -> list[float]:
