@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from suite import short_of
 
 from sparring.errors import WeightsError
 from sparring.kernels.compiled.library import COMPILED
@@ -44,8 +45,13 @@ def paths(request, tmp_path_factory):
     return [tiny_model(request.param, folder / str(seed), seed=seed) for seed in range(2)]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("used", [True, False], ids=["used before", "used first after staging"])
+@pytest.mark.parametrize(
+    ("dtype", "used"),
+    short_of(
+        [(dtype, used) for dtype in ("float32", "bfloat16") for used in (True, False)],
+        [("float32", True), ("bfloat16", False)],
+    ),
+)
 def test_committed_weights_are_loaded_weights(paths, dtype, used):
     model, other = (load(path, dtype=dtype) for path in paths)
     before, after = (logits(load(path, dtype=dtype)) for path in paths)

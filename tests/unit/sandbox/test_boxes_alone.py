@@ -13,6 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+pytestmark = pytest.mark.full  # make test-boxes runs it; tests/unit/sandbox tests the same files where all is installed
+
 ROOT = Path(__file__).resolve().parents[3]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
 OFFLINE = ["-q", "--no-index", "--no-deps"]

@@ -46,14 +46,15 @@ MESSAGES = st.builds(
     reasoning=st.none() | TEXTS,
     tool_calls=st.lists(CALLS, max_size=2).map(tuple),
 )
+SECONDS = st.floats(0.001, 1e6)
 TASKS = st.builds(
     Task,
     id=TEXTS,
     env=TEXTS,
     messages=st.lists(MESSAGES, max_size=2).map(tuple),
     data=TABLES,
-    limits=st.builds(Limits, max_turns=COUNTS, timeout_s=NUMBERS),
-    box=st.none() | st.builds(BoxSpec, timeout_s=NUMBERS, network=st.booleans()),
+    limits=st.builds(Limits, max_turns=st.integers(1, 2**63), timeout_s=SECONDS),
+    box=st.none() | st.builds(BoxSpec, timeout_s=SECONDS, network=st.booleans()),
     seed=SEEDS,
 )
 SCORES = st.builds(
