@@ -14,7 +14,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Mount, Route, Router
 from starlette.types import Receive, Scope, Send
 
-from sparring.gateway.serving import MOST_HEAD, LocalServer, Patience, listen_on, server_settings
+from sparring.gateway.client_protocol import MOST_HEAD, Patience
+from sparring.gateway.serving import LocalServer, listen_on, server_settings
 
 
 class Served:

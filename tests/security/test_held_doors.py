@@ -19,7 +19,8 @@ SERVER = """
 import asyncio, resource, sys
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route, Router
-from sparring.gateway.serving import LocalServer, Patience, listen_on, server_settings
+from sparring.gateway.client_protocol import Patience
+from sparring.gateway.serving import LocalServer, listen_on, server_settings
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]),) * 2)
 going = asyncio.Event()

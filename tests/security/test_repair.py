@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from suite import short_of
 
-from sparring.rollout.episode import GuardedEnv
+from sparring.rollout.guarded_env import GuardedEnv
 from sparring.types import Task
 
 WORLD = runpy.run_path(str(Path(__file__).resolve().parents[2] / "recipes/agent/world.py"))

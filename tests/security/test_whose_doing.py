@@ -24,7 +24,7 @@ from sparring.envs.tools.editor import EditorTool
 from sparring.envs.tools.python import PythonTool
 from sparring.envs.tools.terminal import TerminalTool
 from sparring.errors import PolicyFailure, SandboxError
-from sparring.rollout.episode import GuardedEnv
+from sparring.rollout.guarded_env import GuardedEnv
 from sparring.sandbox.box import BubblewrapBox
 from sparring.sandbox.files import FileAccess
 from sparring.sandbox.handles import BoxHandles, BoxProcess, BoxShell, BoxTerminal

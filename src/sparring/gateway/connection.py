@@ -12,11 +12,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sparring.errors import SparringError
+from sparring.gateway.client_protocol import WHEN_BROKEN
 from sparring.gateway.dialects.dialect import AnswerWriter, BytesOf, ClientRequest, Dialect
 from sparring.gateway.dialects.fields import to_json
 from sparring.gateway.exchange import Exchange
 from sparring.gateway.refusals import client_error, refusal_response
-from sparring.gateway.serving import WHEN_BROKEN
 from sparring.reply import ReplyHead, ReplyPart, SampledReply
 from sparring.types import Message
 

@@ -20,10 +20,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sparring.errors import BadInput, PolicyFailure, SparringError
+from sparring.gateway.client_protocol import WHEN_BROKEN
 from sparring.gateway.connection import while_connected
 from sparring.gateway.dialects.fields import body_of
 from sparring.gateway.refusals import json_response
-from sparring.gateway.serving import WHEN_BROKEN
 from sparring.protocols import ToolHost
 from sparring.types import ToolCall, ToolSpec
 

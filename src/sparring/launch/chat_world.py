@@ -13,7 +13,7 @@ from sparring.envs.tools.python import PythonTool
 from sparring.errors import JudgeError, refusal
 from sparring.protocols import AnyEnv, Boxes, Sandbox
 from sparring.recipe.run_config import RunConfig
-from sparring.rollout.episode import GuardedEnv
+from sparring.rollout.guarded_env import GuardedEnv
 from sparring.sandbox.check import check_sandbox
 from sparring.sandbox.config import SandboxConfig
 from sparring.tasks.files import read_rows

@@ -26,8 +26,9 @@ from sparring.engine.config import EngineConfig, check_settings
 from sparring.engine.server import Bind, ServedEngine, Serving, TokenServer
 from sparring.engine.wire import ServedModel
 from sparring.errors import BadInput, refusal
+from sparring.gateway.client_protocol import MOST_HEAD, ClientProtocol
 from sparring.gateway.hosts import at_home, plainly
-from sparring.gateway.serving import MOST_HEAD, BoundedServer, ClientProtocol, server_settings
+from sparring.gateway.serving import BoundedServer, server_settings
 from sparring.kernels.devices import Device, resolve_device
 from sparring.model.config import DType, Numerics
 from sparring.model.hub import base_folder

@@ -32,7 +32,8 @@ from sparring.record.rewards import OutsideRewards
 from sparring.rollout.attempts import Attempt
 from sparring.rollout.blame import OPENING, AttemptCalls, WorldCalls
 from sparring.rollout.config import RolloutConfig
-from sparring.rollout.episode import GuardedEnv, RunningEpisode, SessionRecorder
+from sparring.rollout.episode import RunningEpisode, SessionRecorder
+from sparring.rollout.guarded_env import GuardedEnv
 from sparring.rollout.journal import Journal, Journals, Playback
 from sparring.rollout.load import CappedBoxes
 from sparring.rollout.metrics import HarnessEnds

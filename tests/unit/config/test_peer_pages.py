@@ -45,7 +45,9 @@ def unknown(key: str) -> bool:
     if section == "models":
         path = path[1:]
     for name in path:
-        fields = [typing.get_type_hints(s, include_extras=True) for kind in kinds for s in structs(kind) if s is not None]
+        fields = [
+            typing.get_type_hints(s, include_extras=True) for kind in kinds for s in structs(kind) if s is not None
+        ]
         kinds = [types_of[name] for types_of in fields if name in types_of]
         if not kinds:
             return True

@@ -22,7 +22,7 @@ from sparring.envs.executor import InlineExecutor
 from sparring.envs.reasoning_gym import HASH_DEPENDENT, ReasoningGym, entry_of, item
 from sparring.envs.splits import overlap
 from sparring.errors import BadInput
-from sparring.rollout.episode import GuardedEnv
+from sparring.rollout.guarded_env import GuardedEnv
 from sparring.types import Message, Outcome, Segment, Task, Trajectory
 
 WITHOUT_ANSWER = {"boxnet", "rush_hour"}

@@ -18,8 +18,9 @@ from starlette.types import Receive, Scope, Send
 from suite import short_of
 
 from sparring.errors import EngineError
+from sparring.gateway.client_protocol import WHEN_BROKEN
 from sparring.gateway.server import Door, open_door
-from sparring.gateway.serving import WHEN_BROKEN, LocalServer, server_settings
+from sparring.gateway.serving import LocalServer, server_settings
 from sparring.generation import Completion, Delta, GenerateRequest
 from sparring.record.recorder import RecordedSession
 from sparring.render.demonstrate import reply_tokens

@@ -11,7 +11,8 @@ from refusals import refused_at
 from sparring.gateway.server import open_door
 from sparring.harness.load import load_harness
 from sparring.record.recorder import Recorder
-from sparring.rollout.episode import GuardedEnv, RunningEpisode
+from sparring.rollout.episode import RunningEpisode
+from sparring.rollout.guarded_env import GuardedEnv
 from sparring.testing.scripted_engine import ScriptedEngine, replies
 from sparring.testing.toy import ToyEnv, toy_renderer, toy_task
 

@@ -15,7 +15,8 @@ from sparring.harness.chat import ChatHarness
 from sparring.harness.load import CallableHarness, load_harness
 from sparring.protocols import Episode, Harness
 from sparring.record.recorder import Recorder
-from sparring.rollout.episode import ANSWERED, GuardedEnv, RunningEpisode
+from sparring.rollout.episode import ANSWERED, RunningEpisode
+from sparring.rollout.guarded_env import GuardedEnv
 from sparring.testing.clock import run_virtual
 from sparring.testing.scripted_engine import ScriptedEngine, replies
 from sparring.testing.toy import ToyEnv, toy_renderer, toy_script, toy_task

@@ -18,7 +18,8 @@ from sparring.harness.workers import GRACE_S, WorkerHarness
 from sparring.record.leases import LeaseEnd, Leases
 from sparring.record.transcript import TextRecorder, TextRequest
 from sparring.reply import ReplyRequest, whole_reply
-from sparring.rollout.episode import GuardedEnv, RunningEpisode
+from sparring.rollout.episode import RunningEpisode
+from sparring.rollout.guarded_env import GuardedEnv
 from sparring.testing.clock import run_virtual
 from sparring.testing.toy import ToyEnv, toy_task
 from sparring.types import Limits, Message

@@ -10,7 +10,7 @@ from sparring.envs.answers import rated
 from sparring.envs.base import final_text
 from sparring.errors import HarnessError
 from sparring.harness.chat import ChatHarness
-from sparring.rollout.episode import GuardedEnv
+from sparring.rollout.guarded_env import GuardedEnv
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.testing.clock import run_virtual
 from sparring.testing.toy import ToyEnv, ToyWorld, toy_task

@@ -102,5 +102,7 @@ def test_two_owners_of_the_same_files_are_refused_by_name(tree: Path) -> None:
 
 
 def test_an_archive_without_sources_is_refused(tree: Path) -> None:
-    code = f"import os; os.chdir({str(tree / 'boxes')!r}); from setuptools import build_meta; build_meta.build_sdist('x')"
+    code = (
+        f"import os; os.chdir({str(tree / 'boxes')!r}); from setuptools import build_meta; build_meta.build_sdist('x')"
+    )
     assert "which lacks ../src; do: pip wheel ./boxes" in run(sys.executable, "-c", code, fails=True)

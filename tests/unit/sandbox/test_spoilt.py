@@ -9,7 +9,7 @@ import pytest
 
 from sparring.envs.base import Env
 from sparring.errors import PolicyFailure, SpoiltFile
-from sparring.rollout.episode import GuardedEnv
+from sparring.rollout.guarded_env import GuardedEnv
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.types import BoxSpec, Outcome, Task, Trajectory
 

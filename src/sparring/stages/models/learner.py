@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -49,9 +50,9 @@ class Learner(ModelUse):
     preset: ClassVar[str] = ""
     rows: ClassVar[staticmethod[[Sequence[Sample]], list[Sample]]]
 
+    @abstractmethod
     def loss(self, config: RunConfig) -> Loss:
         """Return its loss."""
-        raise NotImplementedError
 
     def head(self, folder: Path) -> str:
         """Return the head to train, as in `model.load`."""

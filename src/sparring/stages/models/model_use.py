@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -39,7 +40,7 @@ class UsedModel:
     decay: float | None = None
 
 
-class ModelUse:
+class ModelUse(ABC):
     """Use of models of the recipe.
 
     Attributes:
@@ -50,9 +51,9 @@ class ModelUse:
     name: ClassVar[str]
     metrics: ClassVar[tuple[str, ...]] = ()
 
+    @abstractmethod
     def models(self, config: RunConfig, stage: str) -> list[UsedModel]:
         """Return the models that a stage has for this use in the processes of the run."""
-        raise NotImplementedError
 
     def check(self, context: Context) -> list[str]:
         """Refuse settings with which the use cannot work, by the recipe and the checkpoints alone; return facts."""
