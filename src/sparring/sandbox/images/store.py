@@ -87,7 +87,7 @@ class ImageStore:
             return msgspec.json.decode(self._file(name).read_bytes(), type=Image)
         except FileNotFoundError:
             known = ", ".join(image.name for image in self.images()) or "none"
-            do = f"do: sparring image pull FILE --as {name}"
+            do = f"do: sparring image pull FILE --as {name} (with the boxes alone: sparring-boxes image pull ...)"
             raise refusal(f"image {name!r}", f"one that was pulled ({known})", "no such image", do) from None
 
     def unpacked(self, name: str) -> UnpackedImage:
@@ -146,7 +146,7 @@ class ImageStore:
             with self._locked():
                 earlier = self.image(name) if file.exists() else image
                 if earlier.digest != image.digest:
-                    do = f"do: choose another name, or sparring image remove {name}"
+                    do = "do: choose another name, or remove that image first"
                     raise refusal(f"image {name!r}", "a name that is free", f"that of {earlier.digest}", do)
                 part = made / "image"
                 part.write_bytes(msgspec.json.encode(image))
