@@ -21,7 +21,8 @@ def check_seconds(where: str, value: object, least: float, most: float) -> None:
         BadInput: it is not a number from `least` to `most`.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-        raise refusal(where, f"seconds, from {least:g} to {most:.0f}", repr(value), "write a number")
+        expected = f"{least:g} seconds or more" if most == math.inf else f"seconds, from {least:g} to {most:.0f}"
+        raise refusal(where, expected, repr(value), "write a number")
 
 
 def check_count(where: str, value: object, least: int = 0, most: float = math.inf) -> None:
