@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sparring.generation import GenerateRequest, Rendered
-from sparring.render.reading import HoldingReader
+from sparring.render.reply_reader import HoldingReader
 from sparring.types import Message, ToolSpec
 
 _END = 0

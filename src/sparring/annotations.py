@@ -81,7 +81,7 @@ class Annotation(StrEnum):
         name="teacher",
         meaning="log-probability under the teacher of each token with policy weight",
         unit="nats",
-        writers=("algo/annotate/across.py", "algo/annotate/teacher.py"),
+        writers=("algo/annotate/cross_tokenizer.py", "algo/annotate/teacher.py"),
         readers=("algo/loss/distill.py",),
     )
     VALUE = Declaration(

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from sparring.engine.pieces import completed, joined
+from sparring.engine.turn_pieces import completed, joined
 from sparring.errors import EngineError, WeightsError
 from sparring.generation import Completion, GenerateRequest, Sampling, ScoreRequest
 from sparring.kernels.compiled.library import COMPILED

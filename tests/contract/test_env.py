@@ -16,9 +16,9 @@ from sparring.envs.domains import Domains
 from sparring.envs.registry import load_env
 from sparring.envs.splits import Stream, identity, listed, overlap
 from sparring.protocols import AnyEnv, EnvFactory, TaskSource
-from sparring.tasks.again import LostTasksAgain
 from sparring.tasks.files import read_rows
 from sparring.tasks.mix import Mix
+from sparring.tasks.repetition import LostTasksAgain
 from sparring.types import Group, Message, Outcome, Score, Segment, Task, ToolCall, Trajectory
 
 WORLD = '''

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from sparring.kernels import ops
+from sparring.kernels.attention_scores import AttentionForm
 from sparring.kernels.device.path import DevicePath, is_interpreted
-from sparring.kernels.form import AttentionForm
 from sparring.kernels.torch.path import TorchPath
 
 pytestmark = pytest.mark.gpu

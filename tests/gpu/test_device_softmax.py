@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from sparring.kernels.device.path import DevicePath
-from sparring.kernels.kept import ids_of, no_masks
 from sparring.kernels.torch.path import TorchPath, uniform
+from sparring.kernels.truncation import ids_of, no_masks
 
 # numpy warns of the infinite and undefined numbers of padding rows, which a device computes in silence
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::RuntimeWarning")]

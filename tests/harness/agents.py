@@ -19,8 +19,8 @@ from sparring.gateway.server import open_door
 from sparring.generation import Completion, Delta, GenerateRequest, Sampling
 from sparring.harness.by_environment import mounts_of
 from sparring.harness.load import load_harness
-from sparring.record.imitated import Imitator
 from sparring.record.recorder import Recorder
+from sparring.record.token_counts import Imitator
 from sparring.record.transcript import TextRecorder, TextRequest
 from sparring.render.demonstrate import reply_tokens
 from sparring.render.grammars.call_format import call_id

@@ -10,7 +10,7 @@ JUMPING = {"time": {"time", "time_ns", "localtime", "gmtime", "ctime"}, "datetim
 """Functions of modules and classes that tell the time of day, which a user or a time server may set."""
 
 SHOWN = {
-    "dashboard/gather.py": "when the page was written",
+    "dashboard/page_data.py": "when the page was written",
     "gateway/dialects/chat_completions.py": "when an answer was made, which the vendor's clients expect",
     "gateway/dialects/response_events.py": "the same",
     "observe/sinks/jsonl.py": "when a line was written",

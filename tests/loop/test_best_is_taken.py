@@ -12,7 +12,7 @@ from sparring.cli.main import main
 from sparring.launch.checkpoint import CONFIG
 from sparring.recipe.load import load
 from sparring.stages.context import RunFiles
-from sparring.stages.runtime.chosen import chosen_weights
+from sparring.stages.runtime.checkpoint_choice import chosen_weights
 from sparring.store.sqlite import SqliteStore
 
 SETTINGS = (

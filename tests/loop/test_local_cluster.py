@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from test_fleet_run import check_ended, check_same, words
 
 from sparring.cli.main import main
-from sparring.dashboard.gather import figures
+from sparring.dashboard.page_data import figures
 from sparring.store.sqlite import SqliteStore
 
 pytestmark = pytest.mark.full

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from sparring.gateway.reading import MOST_BYTES, MUCH_VALUES, Room, has_more, values_at_most
+from sparring.gateway.body_reader import MOST_BYTES, MUCH_VALUES, Room, has_more, values_at_most
 from sparring.gateway.server import open_door
 from sparring.record.recorder import RecordedSession, Recorder
 from sparring.testing.scripted_engine import ScriptedEngine

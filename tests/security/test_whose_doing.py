@@ -26,9 +26,9 @@ from sparring.envs.tools.terminal import TerminalTool
 from sparring.errors import PolicyFailure, SandboxError
 from sparring.rollout.guarded_env import GuardedEnv
 from sparring.sandbox.box import BubblewrapBox
+from sparring.sandbox.fault import BoxRequest
 from sparring.sandbox.files import FileAccess
 from sparring.sandbox.handles import BoxHandles, BoxProcess, BoxShell, BoxTerminal
-from sparring.sandbox.spoilt import BoxRequest
 from sparring.types import BoxSpec, Message, Task, ToolCall
 
 PREPARED = {"file": b"x", "folder/file": b"x", "folder/other": b"x"}

@@ -15,7 +15,6 @@ from sparring.algo.credit.base import BaseCredit
 from sparring.algo.filter.difficulty import Difficulty
 from sparring.algo.gate.base import BaseGate
 from sparring.algo.kl import Kl
-from sparring.algo.own import class_of, is_from_file, is_own
 from sparring.algo.own_loss import BaseLoss
 from sparring.algo.presets import ALGORITHMS
 from sparring.algo.right_answers import RightAnswers
@@ -33,6 +32,7 @@ from sparring.algo.rules import (
 from sparring.algo.shaping.base import BaseShaping
 from sparring.algo.shaping.kl_reward import KlReward
 from sparring.algo.tokens import StepGate, Unit
+from sparring.algo.user_rules import class_of, is_from_file, is_own
 from sparring.annotations import Annotation
 from sparring.errors import refusal
 from sparring.validation import InvalidValue

@@ -9,7 +9,7 @@ from sparring.algo.aggregation import aggregated, denominator
 from sparring.algo.config import AlgoConfig
 from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.shuffled import Shuffled
-from sparring.algo.own import naming
+from sparring.algo.user_rules import naming
 from sparring.protocols import Credit
 from sparring.types import Group, Sample
 

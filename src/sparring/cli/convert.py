@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
         BadInput: the file cannot be converted, or FOLDER exists.
     """
     from sparring.errors import refusal
-    from sparring.model.gguf.place import gguf_file, write
+    from sparring.model.gguf.cache import gguf_file, write
     from sparring.observe.terminal import say
 
     if args.out.exists():

@@ -121,7 +121,7 @@ def guarded(verb: Callable[[], int], command: str, ending: Ending | None = None)
     """
     from sparring.disk import shortage  # not for --help, and while files can be opened
     from sparring.launch.ending import STATUS, Ending
-    from sparring.observe.waiting import telling_waits
+    from sparring.observe.wait_reports import telling_waits
 
     ending = ending or Ending()
     resumes = command.startswith(("sparring run ", "sparring eval "))

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
         BadInput: the command or program is missing, or the replies or a limit are invalid.
     """
     from sparring.errors import refusal
-    from sparring.launch.said import read_replies
+    from sparring.launch.scripted_replies import read_replies
     from sparring.launch.trial import ProgramTrial, try_program
     from sparring.observe.terminal import say
 

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
 from sparring.cluster.engine_process import DeadEngine
-from sparring.cluster.starting import Ready
+from sparring.cluster.startup import Ready
 from sparring.errors import EngineError
 from sparring.log import Report, log_event
 

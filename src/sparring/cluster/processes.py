@@ -18,7 +18,7 @@ from sparring.cluster.config import ClusterConfig
 from sparring.cluster.engine_process import EngineProcess, serving
 from sparring.cluster.inline import InlineCluster
 from sparring.cluster.kept_engines import Ended, KeptEngines, PlacedEngine
-from sparring.cluster.starting import starting
+from sparring.cluster.startup import starting
 from sparring.cluster.trainer import TrainerParts
 from sparring.engine.config import EngineConfig
 from sparring.errors import refusal

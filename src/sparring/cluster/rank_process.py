@@ -18,7 +18,7 @@ import threading
 from contextlib import ExitStack, suppress
 from typing import IO
 
-from sparring.algo.own import SCRATCH
+from sparring.algo.user_rules import SCRATCH
 from sparring.allocator import share_freed_memory
 from sparring.cluster.frames import StandsStill, receive, send
 from sparring.cluster.rank import Rank, RankEnded, RankFailure

@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from sparring.cluster.call_log import BACKWARD, STEP, UnsavedCalls
 from sparring.cluster.rank import ForwardCall, PushCall, RankEnded, RankPlan, SaveCall, ScoreCall
-from sparring.cluster.starting import starting
+from sparring.cluster.startup import starting
 from sparring.cluster.trainer import TrainerParts
-from sparring.cluster.unsaved import BACKWARD, STEP, UnsavedCalls
 from sparring.errors import OtherRankFailed, SparringError, TrainerError, WeightsError, refusal
 from sparring.generation import ScoreRequest, Scores
 from sparring.log import Report, log_event

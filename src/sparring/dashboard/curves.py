@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from sparring.dashboard.gather import TRAIN_STAGES
+from sparring.dashboard.page_data import TRAIN_STAGES
 from sparring.dashboard.report import open_store
 
 

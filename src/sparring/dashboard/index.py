@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparring.dashboard.gather import GROUP_STAGES, credit_of
+from sparring.dashboard.page_data import GROUP_STAGES, credit_of
 from sparring.dashboard.rollouts import entry, group_advantages, summary
 from sparring.errors import refusal
 from sparring.protocols import Store

@@ -18,8 +18,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from sparring.dashboard.gather import figures, read_config, shares, used_pieces, vocabulary
 from sparring.dashboard.index import RolloutIndex, find
+from sparring.dashboard.page_data import figures, read_config, shares, used_pieces, vocabulary
 from sparring.dashboard.report import embedded_json, open_store, page
 from sparring.errors import BadInput, refusal
 from sparring.gateway.serving import BoundedServer, server_settings

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sparring.dashboard.gather import gather
+from sparring.dashboard.page_data import gather
 from sparring.errors import refusal
-from sparring.observe.whole_file import write_whole
+from sparring.observe.atomic_write import write_whole
 from sparring.store.sqlite import SqliteStore
 
 SCRIPTS = ("charts.js", "viewer.js", "live.js", "page.js")
@@ -47,7 +47,7 @@ def open_store(run_dir: Path) -> SqliteStore:
 
 
 def page(data: Mapping[str, Any], *, live: bool = False) -> str:
-    """Return the page with `gather`'s data; a live page asks its server for more.
+    """Return the page with `page_data.gather`'s data; a live page asks its server for more.
 
     Rollout text is untrusted. It is embedded as JSON without characters that could end the script element, enters the
     document only through text nodes, and the page's policy allows only the script with the hash that it names.

@@ -10,7 +10,7 @@ from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
-from sparring.dashboard.gather import GROUP_STAGES
+from sparring.dashboard.page_data import GROUP_STAGES
 from sparring.dashboard.report import open_store
 from sparring.errors import refusal
 from sparring.protocols import Store

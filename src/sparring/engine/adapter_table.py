@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from sparring.engine.runner import Runner
-from sparring.engine.served import ServedWeights, Weights
 from sparring.engine.update import OLD_STAYS, verify, where
+from sparring.engine.weight_names import ServedWeights, Weights
 from sparring.errors import RequestRefused, WeightsError, boundary
 from sparring.model.causal import CausalModel
 from sparring.model.lora import Adapter

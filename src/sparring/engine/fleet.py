@@ -16,8 +16,8 @@ from typing import Any, Generic, TypeVar
 
 from sparring.engine.adapters.client import completion_of
 from sparring.engine.members import E, FleetMember, FleetTurn, Keeper, Unkept
-from sparring.engine.pieces import completed, completion_alone, told_completion
 from sparring.engine.prompt_logprobs import prompt_logprobs
+from sparring.engine.turn_pieces import completed, completion_alone, told_completion
 from sparring.errors import EngineError, RequestRefused, WeightsError
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
 from sparring.log import Report, log_event

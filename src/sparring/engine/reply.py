@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import Any
 
-from sparring.engine.pieces import joined
+from sparring.engine.turn_pieces import joined
 from sparring.generation import Completion, Delta
 
 Delivery = tuple[asyncio.AbstractEventLoop, Callable[[], None]]

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from sparring.engine.cache.memory import PagedMemory
 from sparring.engine.schedule import Replays
 from sparring.engine.sequence import Sequence
-from sparring.engine.served import ServedWeights
+from sparring.engine.weight_names import ServedWeights
 
 
 class Chunk(NamedTuple):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import xxhash
 
-from sparring.engine.pieces import joined_runs
+from sparring.engine.turn_pieces import joined_runs
 from sparring.errors import EngineError, WeightsError
 from sparring.generation import Completion, Delta, FinishReason, GenerateRequest, Runs, ScoreRequest, Scores
 from sparring.types import WeightRef

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 
-from sparring.engine.pieces import joined_runs
 from sparring.engine.reply import Reply
-from sparring.engine.served import ServedWeights
+from sparring.engine.turn_pieces import joined_runs
+from sparring.engine.weight_names import ServedWeights
 from sparring.generation import (
     Completion,
     Delta,

@@ -41,9 +41,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sparring.engine import wire
 from sparring.engine.events import EventStream, unless_left
 from sparring.engine.metrics import Latencies
-from sparring.engine.pieces import completion_alone
 from sparring.engine.prometheus import exposition
 from sparring.engine.prompts import KnownPrompts
+from sparring.engine.turn_pieces import completion_alone
 from sparring.errors import BadInput, EngineError, RequestRefused, SparringError, WeightsError, refusal
 from sparring.generation import Completion, GenerateRequest, ScoreRequest
 from sparring.protocols import Engine

@@ -7,7 +7,7 @@ from threading import Lock
 
 from sparring.engine.reply import Reply
 from sparring.engine.runner import Runner
-from sparring.engine.served import ServedWeights
+from sparring.engine.weight_names import ServedWeights
 from sparring.errors import BadInput, EngineError, SparringError, WeightsError, boundary
 from sparring.model.causal import CausalModel
 from sparring.model.lora import Adapter

@@ -18,7 +18,7 @@ from sparring.envs.executor import is_cooperative
 from sparring.envs.rubrics.judges import together
 from sparring.envs.splits import Splits, Stream, derived_seed, identity, listed, order, unknown_split
 from sparring.errors import BadInput, EnvError, boundary, refusal, refusal_in
-from sparring.observe.waiting import waiting
+from sparring.observe.wait_reports import waiting
 from sparring.protocols import Boxes, Expert
 from sparring.types import BoxSpec, Message, Task
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 import functools
 
 from sparring.envs.base import Env
-from sparring.envs.called import ByName, name_of
 from sparring.envs.config import EnvConfig
 from sparring.envs.factory import ReadRows, WorldFactory
+from sparring.envs.reward_calls import ByName, name_of
 from sparring.envs.reward_function import OUTSIDE, RewardFunction, RewardFunctionWithPython, outside
 from sparring.envs.rubrics.judges import Judges
-from sparring.envs.rubrics.proven import of_user
+from sparring.envs.rubrics.proof_cache import of_user
 from sparring.envs.rubrics.rubric import Rubric
 from sparring.envs.rubrics.world import RubricWorld, RubricWorldWithPython
 from sparring.envs.schema import env_args

@@ -6,8 +6,8 @@ import inspect
 from typing import Any
 
 from sparring.envs.base import Env, final_text
-from sparring.envs.called import ByName
 from sparring.envs.executor import cooperative
+from sparring.envs.reward_calls import ByName
 from sparring.envs.tools.python import PythonTool
 from sparring.types import Score, Task, Trajectory
 

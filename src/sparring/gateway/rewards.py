@@ -16,10 +16,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sparring.errors import refusal
+from sparring.gateway.body_reader import read_body, read_form
 from sparring.gateway.dialects.fields import body_of
 from sparring.gateway.dialects.handles import reply_named
 from sparring.gateway.keys import KeyTable, key_of, wrong_key
-from sparring.gateway.reading import read_body, read_form
 from sparring.gateway.refusals import json_response
 from sparring.record.rewards import (
     OutsideReward,

@@ -25,6 +25,7 @@ from starlette.routing import Mount, Route, Router
 from starlette.types import ASGIApp
 
 from sparring.errors import BadInput, SparringError
+from sparring.gateway.body_reader import CallReader, Overflow, Room, read_tool_call
 from sparring.gateway.connection import PING_S, ExchangeResponse, empty_response
 from sparring.gateway.dialects.chat_completions import ChatCompletions
 from sparring.gateway.dialects.dialect import ClientError, ClientRequest, Dialect
@@ -36,7 +37,6 @@ from sparring.gateway.hosts import at_home, shows_key
 from sparring.gateway.keys import PATH, KeyTable, key_of, wrong_key
 from sparring.gateway.models import ModelTable, google_entry, openai_entry
 from sparring.gateway.openapi import document
-from sparring.gateway.reading import CallReader, Overflow, Room, read_tool_call
 from sparring.gateway.refusals import (
     Answer,
     Endpoint,

@@ -20,11 +20,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sparring.errors import BadInput, SparringError, refusal
+from sparring.gateway.body_reader import read_body, read_form
 from sparring.gateway.connection import while_connected
 from sparring.gateway.dialects.dialect import NO_RETRY
 from sparring.gateway.dialects.fields import body_of
 from sparring.gateway.keys import WrongKey, key_of
-from sparring.gateway.reading import read_body, read_form
 from sparring.gateway.refusals import Answer, json_response
 from sparring.gateway.rewards import MOST_BYTES
 from sparring.record.leases import Lease, LeaseConflict, LeaseEnd, LeaseExpired, Leases, RunOver, UnknownLease

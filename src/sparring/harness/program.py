@@ -18,7 +18,7 @@ import msgspec
 
 from sparring.errors import EnvError, LimitReached, RequestRefused, SandboxError, Unanswered, boundary, refusal
 from sparring.harness.find import Installation, find_program
-from sparring.harness.in_image import check_starts
+from sparring.harness.image_start import check_starts
 from sparring.harness.preset import KEY, AgentProgram, fill, load_preset
 from sparring.harness.relay import relay_to
 from sparring.harness.world_tools import SampledCalls, WorldTools

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from sparring.errors import refusal
-from sparring.kernels.kept import KeptRows
+from sparring.kernels.truncation import KeptRows
 
 if TYPE_CHECKING:
     from sparring.kernels.packed import PackedStack

@@ -8,9 +8,9 @@ import torch
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from sparring.kernels.again import told
-from sparring.kernels.form import AttentionForm
+from sparring.kernels.attention_scores import AttentionForm
 from sparring.kernels.path import KernelPath, PackedMatrix
+from sparring.kernels.recomputation import told
 from sparring.kernels.threads import sum_rows
 
 SLAB = 8192
@@ -82,7 +82,7 @@ class Linear(Function):
         *weights: torch.Tensor,
     ) -> torch.Tensor:
         """Multiply x[N, K] by `packed` -> y[N, M]; the gradient of W goes to `weights`, or to `total` if given. An x
-        that can be recomputed (`again`) is not stored."""
+        that can be recomputed (`recomputation`) is not stored."""
         x = x.contiguous()
         again = told(x)
         ctx.save_for_backward(*weights, *((x,) if again is None else again.inputs))

@@ -24,11 +24,9 @@ import torch
 
 from sparring.errors import refusal
 from sparring.kernels import gradients
-from sparring.kernels.again import tell
+from sparring.kernels.attention_scores import AttentionForm
 from sparring.kernels.checks import check_attention, check_kept, check_logits, check_shared
-from sparring.kernels.form import AttentionForm
 from sparring.kernels.gradients import WeightSum
-from sparring.kernels.kept import KeptRows, no_masks
 from sparring.kernels.mixtures import linear_groups, mixture, route
 from sparring.kernels.packed import PackedStack, PackedWeight, pack
 from sparring.kernels.pages import BLOCK, KvHeads, KvPages, PagedRows
@@ -43,6 +41,8 @@ from sparring.kernels.paths import (
     use,
     why_not,
 )
+from sparring.kernels.recomputation import tell
+from sparring.kernels.truncation import KeptRows, no_masks
 
 __all__ = [
     "AttentionForm",
@@ -371,7 +371,7 @@ def sample(
     limited: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, np.ndarray | None]:
     """Sample one token for each row of logits[N, V] float32: tokens[N] int64, logprobs[N] float32, and masks[N, W] of
-    the ids that each was drawn from (see `kept`), with no bit set in a row that was not truncated; None if no row was.
+    the ids that each was drawn from (see `truncation`), with no bit set in a row that was not truncated, or None.
 
     Inverse transform of one uniform number, Philox4x32-10 (Salmon et al. 2011) with key `seeds[n]` (64 bits) and
     counter `positions[n]`. Temperature 0 takes the largest logit (ties by id) and truncates nothing. Otherwise, at that

@@ -26,9 +26,9 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from sparring.kernels.form import AttentionForm
-from sparring.kernels.kept import KeptRows
+from sparring.kernels.attention_scores import AttentionForm
 from sparring.kernels.pages import PagedRows
+from sparring.kernels.truncation import KeptRows
 
 Norms = tuple[torch.Tensor, torch.Tensor, float]
 """Weights [d] of the norms of queries and of keys, and their epsilon."""

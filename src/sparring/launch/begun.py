@@ -8,19 +8,19 @@ from typing import Any
 
 import msgspec
 
-from sparring.algo.own import record
+from sparring.algo.user_rules import record
 from sparring.errors import refusal
 from sparring.launch.checkpoint import CONFIG
 from sparring.launch.layout import is_layout, layout_keys, reason
 from sparring.model.hub import base_folder, template_text
-from sparring.observe.whole_file import write_whole
+from sparring.observe.atomic_write import write_whole
 from sparring.protocols import Store
 from sparring.recipe.load import load_recorded
 from sparring.recipe.run_config import RunConfig, dump, resolve
 from sparring.recipe.url_secrets import masked
 from sparring.stages.context import ONLINE_STAGES, Context, given_checkpoint
 from sparring.stages.models.uses import trained_models
-from sparring.stages.runtime.raised import first_steps, raises_key
+from sparring.stages.runtime.step_extension import first_steps, raises_key
 
 NO_DIFFERENCE = (
     *("observe", "run.memory", "run.redo", "run.damaged"),

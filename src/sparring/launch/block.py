@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from sparring.launch.ending import current
-from sparring.observe.waiting import awaited
+from sparring.observe.wait_reports import awaited
 
 T = TypeVar("T")
 HEARD_WITHIN_S = 0.5

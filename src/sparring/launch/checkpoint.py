@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from sparring.errors import refusal
-from sparring.model.gguf.place import converted, gguf_file
+from sparring.model.gguf.cache import converted, gguf_file
 from sparring.model.hub import SAVED, local_folder, model_folder
 from sparring.model.peft import base_of, is_adapter
 from sparring.stages.context import NON_POLICY_STAGES, ONLINE_STAGES, ORDER, RunFiles
@@ -120,7 +120,7 @@ def _parse_step_name(path: Path) -> tuple[Path, str | None, str] | None:
 
 def _saved_step(run: Path, stage: str | None, name: str) -> Path:
     from sparring.recipe.load import load_recorded
-    from sparring.stages.runtime.saved import saved_step, weights_of
+    from sparring.stages.runtime.checkpoint_names import saved_step, weights_of
 
     with closing(SqliteStore(run / STORE, read_only=True)) as store:
         files = RunFiles(config=load_recorded(run / CONFIG), folder=run, store=store)

@@ -84,7 +84,7 @@ async def _worker(command: Sequence[str], url: str, keys: RunKeys, folder: Path)
     Raises:
         BadInput: it cannot be started, or ended with a status other than 0.
     """
-    from sparring.launch.outside import KEYS, KeysFile, write_keys
+    from sparring.launch.run_server import KEYS, KeysFile, write_keys
 
     write_keys(folder / KEYS, KeysFile(url=url, worker_key=keys.worker, reward_key=keys.reward))
     values = {"keys": folder / KEYS, "url": url, "key": keys.worker}

@@ -25,7 +25,7 @@ from sparring.rollout.resample import RecordedTurn, Resampling, resample, turns_
 from sparring.scratch import scratch
 from sparring.stages.context import ONLINE_STAGES, POLICY, Context, Replay, RunFiles, renderer_of
 from sparring.stages.models.adapters import START
-from sparring.stages.models.written import write_weights
+from sparring.stages.models.weight_files import write_weights
 from sparring.stages.pipeline import STAGES
 from sparring.stages.runtime.versions import OtherWeights
 from sparring.store.copy import copy_store

@@ -19,14 +19,14 @@ from sparring.launch.rehearsal import rehearse
 from sparring.observe.progress import progress
 from sparring.observe.sinks.load import check_sinks, load_sinks
 from sparring.observe.sinks.sink import Fanout
-from sparring.observe.waiting import waiting
+from sparring.observe.wait_reports import waiting
 from sparring.recipe.load import load
 from sparring.recipe.run_config import RunConfig, resolve
 from sparring.scratch import scratch
 from sparring.stages.context import CHOSEN, MEMORY_WARNING_KEY, Context
 from sparring.stages.data.contamination import SHOWN, note_shown
 from sparring.stages.runtime.baselines import remember_others
-from sparring.stages.runtime.elapsed import elapsing
+from sparring.stages.runtime.resource_usage import elapsing
 from sparring.stages.runtime.summary import write_summary
 
 if TYPE_CHECKING:
@@ -302,7 +302,7 @@ async def answered_outside(
     gateway = config.rollout.gateway.url if gateway_too else ""
     async with AsyncExitStack() as stack:
         if workers or config.rollout.rewards.within_s is not None:
-            from sparring.launch.outside import outside
+            from sparring.launch.run_server import outside
 
             await stack.enter_async_context(outside(config.rollout, folder, tell, gateway, keys_of))
         if gateway:

@@ -21,8 +21,8 @@ from sparring.engine.scripted import ScriptedEngine
 from sparring.errors import LimitReached, refusal
 from sparring.gateway.server import NOTED, Door, Gateway
 from sparring.generation import GenerateRequest, Sampling
-from sparring.launch.said import ANSWER, WANTED, Wanted, said_to
-from sparring.observe.waiting import waiting
+from sparring.launch.scripted_replies import ANSWER, WANTED, Wanted, said_to
+from sparring.observe.wait_reports import waiting
 from sparring.record.lines import place_named
 from sparring.record.recorder import RecordedSession, Recorder
 from sparring.render.demonstrate import reply_tokens

@@ -14,7 +14,7 @@ from transformers import AttentionInterface
 
 from sparring.errors import refusal
 from sparring.kernels import ops
-from sparring.kernels.form import AttentionForm
+from sparring.kernels.attention_scores import AttentionForm
 from sparring.kernels.pages import KvHeads
 from sparring.model.rowwise import row_invariant
 from sparring.model.states import RecurrentStates

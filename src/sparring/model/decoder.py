@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig
 
 from sparring.kernels import ops
-from sparring.kernels.form import AttentionForm
+from sparring.kernels.attention_scores import AttentionForm
 from sparring.kernels.threads import take
 from sparring.model.attention import Attention, attend
 from sparring.model.experts import RowExperts, RowRouter

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sparring.errors import refusal
 from sparring.kernels import ops
-from sparring.kernels.kept import KeptRows, select_rows, split_rows
+from sparring.kernels.truncation import KeptRows, select_rows, split_rows
 from sparring.model.causal import CausalModel
 
 BiasRows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from sparring.errors import InfraError, boundary, refusal
 from sparring.model.config import ModelConfig
-from sparring.model.gguf.place import SUFFIX, converted, gguf_file
+from sparring.model.gguf.cache import SUFFIX, converted, gguf_file
 from sparring.model.peft import base_of, is_adapter
-from sparring.observe.waiting import waiting
+from sparring.observe.wait_reports import waiting
 from sparring.scratch import scratch
 from sparring.user_cache import user_cache
 

@@ -24,7 +24,7 @@ from sparring.model.peft import base_of, is_adapter, read
 from sparring.model.recurrent import split
 from sparring.model.self_test import find_kv_heads, verify_against_library
 from sparring.model.swap import swap
-from sparring.observe.waiting import waiting
+from sparring.observe.wait_reports import waiting
 
 # a progress bar on stderr would tear the live view
 transformers.utils.logging.disable_progress_bar()

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 
 from sparring.errors import refusal
+from sparring.observe.atomic_write import write_whole
 from sparring.observe.evaluation import Comparison, Evaluation, Verdict
-from sparring.observe.whole_file import write_whole
 
 RESULT = "evaluation.json"
 """Name of the file in an evaluation's folder."""

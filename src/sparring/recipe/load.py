@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from sparring.algo.config import OWN, named
-from sparring.algo.own import recall
+from sparring.algo.user_rules import recall
 from sparring.errors import BadInput, refusal
 from sparring.recipe.run_config import RunConfig
 from sparring.recipe.sections.preference import NAMED

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from sparring.errors import LimitReached, PromptTooLong
 from sparring.generation import Constraint
 from sparring.record.branches import Transcript
-from sparring.record.imitated import CountedPrompt, ImitatedIds, Imitator
 from sparring.record.lines import place_named
 from sparring.record.order import conversation
 from sparring.record.session import OpenSession, trajectory_id
 from sparring.record.text_tree import TextTree
+from sparring.record.token_counts import CountedPrompt, ImitatedIds, Imitator
 from sparring.reply import ReplyHead, ReplyRequest, ReplyStream, SampledReply, ShownReply
 from sparring.types import Message, Outcome, Segment, Source, Task, Timing, ToolSpec, Trajectory, Usage
 

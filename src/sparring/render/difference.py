@@ -16,11 +16,11 @@ from typing import Any
 
 from sparring.errors import BadInput, refusal
 from sparring.generation import GenerateRequest, Rendered
+from sparring.render.capabilities import TemplatePlaces
 from sparring.render.chat_template import ChatTemplate
 from sparring.render.escaping import TextEscaper
 from sparring.render.hermes import THINK, THINK_END, parse_reply
-from sparring.render.places import TemplatePlaces
-from sparring.render.reading import HoldingReader, TextReader
+from sparring.render.reply_reader import HoldingReader, TextReader
 from sparring.render.text_rules import TextRules
 from sparring.render.thoughts import drops_thoughts, has_dropped, with_thoughts
 from sparring.render.tokenizer import FileTokenizer

@@ -11,11 +11,11 @@ import msgspec
 
 from sparring.errors import BadInput, boundary
 from sparring.generation import GenerateRequest, Rendered
+from sparring.render.capabilities import TemplatePlaces
 from sparring.render.control import MARK
 from sparring.render.escaping import TextEscaper
 from sparring.render.library_parser import LibraryParser
-from sparring.render.places import TemplatePlaces
-from sparring.render.reading import HoldingReader, TaggedReader
+from sparring.render.reply_reader import HoldingReader, TaggedReader
 from sparring.render.tags import around_call
 from sparring.render.text_rules import TextRules
 from sparring.render.thoughts import drops_thoughts, has_dropped, with_thoughts

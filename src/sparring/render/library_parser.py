@@ -18,7 +18,7 @@ from sparring.errors import PolicyFailure, boundary
 from sparring.render.calls.between_tags import LAYOUTS, TaggedCalls
 from sparring.render.dialect import tool_call, tool_dicts
 from sparring.render.hermes import THINK, parse_reply
-from sparring.render.reading import HoldingReader, TaggedReader
+from sparring.render.reply_reader import HoldingReader, TaggedReader
 from sparring.render.tags import FORMAT_TAGS, Marks, marks_of
 from sparring.render.tokenizer import FileTokenizer
 from sparring.types import Message, ToolCall, ToolSpec

@@ -10,10 +10,10 @@ from sparring.errors import EngineError, InfraError, JudgeError, NotRebuildable
 from sparring.protocols import Snapshot
 from sparring.record.branches import Transcript
 from sparring.record.session import trajectory_id
-from sparring.rollout.admitted import sampled_tokens
 from sparring.rollout.blame import Call, Place, WorldCalls
 from sparring.rollout.journal import Journal, Journals
 from sparring.rollout.outcomes import broken_by, failure_of
+from sparring.rollout.step_estimates import sampled_tokens
 from sparring.types import Rollout, Score, Segment, Trajectory, Usage
 
 

@@ -10,7 +10,7 @@ from sparring.observe.metrics import Metrics
 from sparring.observe.survival import lost_rollouts, silent_rollouts, turns
 from sparring.record.order import tools_of
 from sparring.render.tags import CALL_TAGS
-from sparring.rollout.admitted import AdmittedRollouts, sampled_tokens
+from sparring.rollout.step_estimates import AdmittedRollouts, sampled_tokens
 from sparring.types import UNTRAINED, Group, Rollout, Segment, alike
 
 WARNED_ABOVE: Mapping[str, tuple[float, str]] = {

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from sparring.errors import InfraError, SparringError
 from sparring.observe.metrics import Metrics
 from sparring.protocols import Scorer, TaskSource
-from sparring.rollout.admitted import AdmittedRollouts
 from sparring.rollout.breaker import EmptySteps
 from sparring.rollout.feed import TaskFeed
 from sparring.rollout.group_log import Admission, GroupLog
@@ -21,6 +20,7 @@ from sparring.rollout.outcomes import failure_of, unscored
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.rollout.seeds import rollout_seed
 from sparring.rollout.stalls import Straggler
+from sparring.rollout.step_estimates import AdmittedRollouts
 from sparring.rollout.window import Window
 from sparring.types import Group, Outcome, Purpose, Rollout, Score, Task
 

@@ -17,7 +17,7 @@ from sparring.sandbox.box import BubblewrapBox
 from sparring.sandbox.commands import BoxCommands
 from sparring.sandbox.config import SandboxConfig
 from sparring.sandbox.groups import BoxGroups, Hierarchy, hierarchy_of_this_process
-from sparring.sandbox.images.held import HeldLayers
+from sparring.sandbox.images.layer_holds import HeldLayers
 from sparring.sandbox.mounts import outermost
 from sparring.sandbox.off_box import OffBox
 from sparring.sandbox.requests import check_file_size, check_open_files

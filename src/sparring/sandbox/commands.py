@@ -12,13 +12,13 @@ from sparring.errors import SandboxError
 from sparring.open_files import allow_files
 from sparring.protocols import OnOutput
 from sparring.sandbox.connection import WINDOW_BYTES, BoxConnection, Call, Passed, Pump, Sink, Told
+from sparring.sandbox.fault import FILE_OPERATIONS, Hands
 from sparring.sandbox.groups import BoxGroup, BoxGroups, pass_doors
 from sparring.sandbox.requests import as_bytes
 from sparring.sandbox.results import result_of
 from sparring.sandbox.roots import Root
 from sparring.sandbox.server import Server
 from sparring.sandbox.snapshots import LayeredSnapshot, Line, lent
-from sparring.sandbox.spoilt import FILE_OPERATIONS, Hands
 from sparring.types import BoxSpec, ExecResult
 
 FILES, PROGRAM_FILES = 256, 4096

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from sparring.errors import SandboxError
 from sparring.protocols import OnOutput
+from sparring.sandbox.fault import BoxRequest
 from sparring.sandbox.snapshots import FrozenLayer
-from sparring.sandbox.spoilt import BoxRequest
 
 WINDOW_BYTES = 1 << 20
 """Maximum number of bytes on their way in each direction, per command."""

@@ -12,10 +12,10 @@ from sparring.errors import PolicyFailure, SandboxError
 from sparring.protocols import LiveCommand, Placement
 from sparring.sandbox.commands import BoxCommands
 from sparring.sandbox.connection import BoxConnection, Call, Pump
+from sparring.sandbox.fault import ServiceSocket, spoilt
 from sparring.sandbox.requests import as_bytes, bounds_of, check_text, is_passable, request_of
 from sparring.sandbox.results import result_of
 from sparring.sandbox.screen import Screen
-from sparring.sandbox.spoilt import ServiceSocket, spoilt
 from sparring.types import ExecResult
 from sparring.types.boxes import check_count
 

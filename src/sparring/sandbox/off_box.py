@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Unpack
 
 from sparring.protocols import Command, LiveProcess, Sandbox, Shell, Snapshot, Terminal
+from sparring.sandbox.fault import spoilt
 from sparring.sandbox.roots import Root
 from sparring.sandbox.snapshots import LayeredSnapshot
-from sparring.sandbox.spoilt import spoilt
 from sparring.types import MOST_BYTES, BoxSpec, EntryKind, ExecResult, TreeEntry
 
 

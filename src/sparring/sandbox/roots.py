@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from sparring.errors import BadInput, refusal
-from sparring.sandbox.images.held import HeldLayers
 from sparring.sandbox.images.image import UnpackedImage
+from sparring.sandbox.images.layer_holds import HeldLayers
 from sparring.sandbox.mounts import check_mounts
 from sparring.types import BoxSpec
 from sparring.types.boxes import check_user

@@ -85,7 +85,7 @@ def run_pull(args: argparse.Namespace) -> int:
     Raises:
         BadInput: the archive or the name is refused.
     """
-    from sparring.observe.waiting import waiting
+    from sparring.observe.wait_reports import waiting
     from sparring.sandbox.config import BOX_USER
     from sparring.sandbox.images.image import Bounds
     from sparring.sandbox.images.store import ImageStore

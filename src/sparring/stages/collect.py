@@ -17,7 +17,7 @@ from sparring.envs.roles import roles_of
 from sparring.envs.splits import identity
 from sparring.envs.threads import THREADS
 from sparring.errors import BadInput, RequestRefused, refusal
-from sparring.observe.whole_file import write_whole
+from sparring.observe.atomic_write import write_whole
 from sparring.protocols import Engine, EnvFactory
 from sparring.recipe.run_config import RunConfig
 from sparring.record.recorder import Recorder

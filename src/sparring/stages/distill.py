@@ -13,7 +13,7 @@ from sparring.stages.context import POLICY, Context
 from sparring.stages.models.teacher import teacher_annotator
 from sparring.stages.models.uses import teachers_of
 from sparring.stages.runtime.online import OnlineObjective, OnlineTraining
-from sparring.stages.runtime.raised import first_steps
+from sparring.stages.runtime.step_extension import first_steps
 from sparring.stages.runtime.training_tasks import training_tasks
 
 STAGE = "distill"

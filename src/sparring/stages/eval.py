@@ -14,9 +14,9 @@ from sparring.rollout.evaluate import EvalPlan
 from sparring.stages.context import POLICY, Context, RunFiles
 from sparring.stages.data.contamination import check_unseen
 from sparring.stages.models.teacher import OWN, teacher_folder
-from sparring.stages.runtime.chosen import chosen_weights
+from sparring.stages.runtime.checkpoint_choice import chosen_weights
+from sparring.stages.runtime.checkpoint_names import BEST, LAST
 from sparring.stages.runtime.evaluation import evaluate_folder, held_out
-from sparring.stages.runtime.saved import BEST, LAST
 from sparring.types import Task
 
 

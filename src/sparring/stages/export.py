@@ -11,8 +11,8 @@ from sparring.protocols import Store
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import Context
 from sparring.stages.models.exported_format import write_format
-from sparring.stages.models.written import write_beside
-from sparring.stages.runtime.chosen import chosen_weights
+from sparring.stages.models.weight_files import write_beside
+from sparring.stages.runtime.checkpoint_choice import chosen_weights
 
 
 async def run(context: Context) -> dict[str, Any]:

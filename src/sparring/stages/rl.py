@@ -12,9 +12,9 @@ from sparring.stages.context import POLICY, Context
 from sparring.stages.models.annotators import annotators
 from sparring.stages.models.objective import credit_chosen, imitation_scale, preference_loss
 from sparring.stages.models.uses import learners, teachers_of
-from sparring.stages.models.written import write_model
+from sparring.stages.models.weight_files import write_model
 from sparring.stages.runtime.online import OnlineObjective, OnlineTraining
-from sparring.stages.runtime.raised import rl_optimiser_steps
+from sparring.stages.runtime.step_extension import rl_optimiser_steps
 from sparring.stages.runtime.training_tasks import training_tasks
 
 STAGE = "rl"

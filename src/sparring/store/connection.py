@@ -12,10 +12,10 @@ from contextlib import closing
 from pathlib import Path
 
 from sparring.store.advice import store_error
-from sparring.store.cut import check_header
 from sparring.store.file_system import file_system_of
 from sparring.store.lock import RunLock
 from sparring.store.schema import version_of
+from sparring.store.truncation import check_header
 
 LOG_VERSION = slice(18, 19)
 """Byte of the header that is 2 if the database has a write-ahead log (sqlite.org/fileformat2.html, 1.3)."""

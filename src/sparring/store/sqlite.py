@@ -26,9 +26,9 @@ from sparring.log import LogEntry, LogKind
 from sparring.store.advice import DAMAGED, store_error
 from sparring.store.codec import StoredGroup, StoredRollout, decode, encode, refused_entries
 from sparring.store.connection import connect, copy_log, end_log, lock_of, needs_exclusive
-from sparring.store.cut import check_pages
 from sparring.store.lock import RunLock
 from sparring.store.schema import create_tables, version_of
+from sparring.store.truncation import check_pages
 from sparring.types import CheckpointRef, Group, Rollout, Score, Segment
 
 DROPS = (("turns", "rollout", "DELETE FROM turns"), ("log", "name", "UPDATE log SET superseded = 1"))

@@ -15,11 +15,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from sparring.errors import StoreError
-from sparring.train import one_by_one
+from sparring.train import tensor_files
 from sparring.train.best import best_of
-from sparring.train.held import Held, drain
+from sparring.train.optimiser_state import StoredOptimiser
 from sparring.train.ranks import ALONE, Ranks, agree
-from sparring.train.stored import StoredOptimiser
+from sparring.train.trained_weights import Held, drain
 from sparring.types import CheckpointRef
 from sparring.weights.checksum import checksum
 
@@ -100,7 +100,7 @@ def _write_weights(path: Path, weights: Held, *, writes: bool) -> bytes:
     try:
         if not writes:
             return b""
-        written = one_by_one.write(path, weights.state(), tensors)
+        written = tensor_files.write(path, weights.state(), tensors)
         _flush(path)
         return json.dumps({path.name: written}).encode()
     finally:

@@ -12,8 +12,8 @@ from torch import nn
 from sparring.errors import refusal
 from sparring.train.blocks import Stretch, block_squares, norm_of, stretches
 from sparring.train.config import TrainConfig
+from sparring.train.optimiser_state import STEP, StoredOptimiser
 from sparring.train.ranks import ALONE, Ranks
-from sparring.train.stored import STEP, StoredOptimiser
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 BUCKET = 16 << 20

@@ -85,7 +85,7 @@ ALONE = Alone()
 
 class RankLayout(NamedTuple):
     """How a trainer is laid out over `ranks`, each with a trainer of its own; if `sharded`, they hold the parameters in
-    shards (`gathered`)."""
+    shards (`sharded_parameters`)."""
 
     ranks: Ranks = ALONE
     sharded: bool = False

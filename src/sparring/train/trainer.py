@@ -31,18 +31,18 @@ from sparring.protocols import Loss
 from sparring.train import checkpoint
 from sparring.train.average import Average
 from sparring.train.config import TrainConfig
-from sparring.train.dealt import Dealt
-from sparring.train.finite import DROPPED, FiniteSteps
-from sparring.train.gathered import OTHERWISE, SHARD
-from sparring.train.held import Held, WholeWeights
 from sparring.train.lanes import Lanes
 from sparring.train.measure import Measures
+from sparring.train.non_finite import DROPPED, FiniteSteps
 from sparring.train.optimiser import Optimiser, learning_rate
 from sparring.train.parts import Part, Parts, measured
 from sparring.train.quantities import Quantities
+from sparring.train.rank_parts import Dealt
 from sparring.train.ranks import RankLayout, agree
-from sparring.train.sharded import ShardedWeights
+from sparring.train.sharded_parameters import OTHERWISE, SHARD
+from sparring.train.sharded_weights import ShardedWeights
 from sparring.train.survey import surveyed
+from sparring.train.trained_weights import Held, WholeWeights
 from sparring.types import Batch, CheckpointRef, Sample, StepResult, WeightRef
 from sparring.weights.checksum import checksum
 from sparring.weights.inline import Probe

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sparring.errors import BadInput, boundary, refusal
-from sparring.observe.waiting import waiting
+from sparring.observe.wait_reports import waiting
 from sparring.user_files.neighbours import run_file
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from worlds import TASK, group, rollout, segment, watched
 
-from sparring.algo.annotate.across import AcrossTokenizers, TeacherTokenizer, aligned, ends
+from sparring.algo.annotate.cross_tokenizer import AcrossTokenizers, TeacherTokenizer, aligned, ends
 from sparring.algo.annotate.feedback import sibling_feedback
 from sparring.algo.annotate.observations import ObservationTargets
 from sparring.algo.annotate.teacher import ScoreClient

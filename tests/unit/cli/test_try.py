@@ -10,7 +10,7 @@ import pytest
 
 from sparring.cli.main import main
 from sparring.generation import Constraint
-from sparring.launch.said import Wanted, said_to
+from sparring.launch.scripted_replies import Wanted, said_to
 from sparring.types import Message, ToolCall, ToolSpec
 
 ASKS = """

@@ -11,12 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from sparring.cluster.call_log import BACKWARD, STEP, UnsavedCalls
 from sparring.cluster.config import ClusterConfig
 from sparring.cluster.frames import StandsStill, receive, send
 from sparring.cluster.processes import ProcessCluster
 from sparring.cluster.rank import RankEnded, RankFailure
 from sparring.cluster.rank_process import RankProcess
-from sparring.cluster.unsaved import BACKWARD, STEP, UnsavedCalls
 from sparring.engine.config import EngineConfig
 from sparring.errors import StoreError, TrainerError
 from sparring.train.config import TrainConfig

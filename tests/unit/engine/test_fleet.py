@@ -13,7 +13,7 @@ import pytest
 from virtual import on_virtual_clock
 
 from sparring.engine.fleet import CATCH_UPS, Fleet
-from sparring.engine.pieces import joined
+from sparring.engine.turn_pieces import joined
 from sparring.errors import EngineError, RequestRefused, WeightsError
 from sparring.generation import Completion, Delta, GenerateRequest, Sampling, ScoreRequest, Scores
 from sparring.testing.clock import run_virtual

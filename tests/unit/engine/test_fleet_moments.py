@@ -12,7 +12,7 @@ from test_fleet import LENGTH, SILENT_S, TOKEN_S, Kept, Place, alone, ask, fleet
 from virtual import on_virtual_clock
 
 from sparring.engine.fleet import PROMPTS
-from sparring.engine.pieces import joined
+from sparring.engine.turn_pieces import joined
 from sparring.errors import EngineError
 from sparring.generation import Completion, Delta, GenerateRequest
 from sparring.types import WeightRef

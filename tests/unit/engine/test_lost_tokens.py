@@ -11,7 +11,7 @@ from sparring.engine.cache.kv import KvCache, kv_metrics
 from sparring.engine.cache.memory import PagedMemory
 from sparring.engine.scheduler import StepScheduler
 from sparring.engine.sequence import Sequence
-from sparring.engine.served import ServedWeights
+from sparring.engine.weight_names import ServedWeights
 from sparring.generation import GenerateRequest, Sampling
 
 PAGE = 4

@@ -17,7 +17,7 @@ from test_errors import CHAT, GEMINI, MESSAGES, PLACES, RESPONSES
 from sparring.engine.adapters.chat_endpoint import ChatEndpoint
 from sparring.gateway.server import open_door
 from sparring.generation import Sampling
-from sparring.record.imitated import Imitator
+from sparring.record.token_counts import Imitator
 from sparring.record.transcript import TextRecorder, TextRequest, TextSession
 from sparring.render.demonstrate import reply_tokens
 from sparring.testing.toy import toy_task

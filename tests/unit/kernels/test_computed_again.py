@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sparring.kernels import ops
-from sparring.kernels.again import told
+from sparring.kernels.recomputation import told
 
 pytestmark = pytest.mark.usefixtures("kernel_path")
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from sparring.kernels import paths
+from sparring.kernels.attention_scores import AttentionForm
 from sparring.kernels.compiled.path import CompiledPath
 from sparring.kernels.device.path import DevicePath
-from sparring.kernels.form import AttentionForm
 from sparring.kernels.meta.path import MetaPath
 from sparring.kernels.path import FusedPath, KernelPath
 from sparring.kernels.torch.path import TorchPath

@@ -8,8 +8,8 @@ from refusals import refused_at
 
 from sparring.errors import BadInput
 from sparring.kernels import ops
-from sparring.kernels.kept import ids_of, split_rows
 from sparring.kernels.torch.path import uniform
+from sparring.kernels.truncation import ids_of, split_rows
 
 pytestmark = pytest.mark.usefixtures("path")
 

@@ -12,7 +12,7 @@ from conversations import ODD, TOOL
 from sparring.recipe.load import from_data
 from sparring.render.chat_template import ChatTemplate, read_chat_template
 from sparring.render.dialect import message_dicts, tool_dicts
-from sparring.render.exported import FORMS, compare, ends_of, own_source, settled, template_in, tried_prompts
+from sparring.render.exported_template import FORMS, compare, ends_of, own_source, settled, template_in, tried_prompts
 from sparring.render.load import load_renderer
 from sparring.render.tokenizer import load_tokenizer
 from sparring.render.train_tokenizer import train_tokenizer

@@ -10,7 +10,7 @@ from sparring.engine.cache.memory import PagedMemory
 from sparring.engine.reply import Reply
 from sparring.engine.scheduler import StepScheduler
 from sparring.engine.sequence import Sequence
-from sparring.engine.served import ServedWeights
+from sparring.engine.weight_names import ServedWeights
 from sparring.generation import Completion, Delta, GenerateRequest
 from sparring.testing.scripted_engine import Script, ScriptedEngine
 

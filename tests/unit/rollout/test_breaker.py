@@ -19,7 +19,7 @@ from sparring.rollout.breaker import EMPTY_STEPS, FEWEST_FAILURES, Breaker, Empt
 from sparring.rollout.runner import RolloutRunner
 from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.window import Window
-from sparring.tasks.again import LostTasksAgain
+from sparring.tasks.repetition import LostTasksAgain
 from sparring.testing.clock import run_virtual
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import ToyTasks, toy_renderer, toy_script

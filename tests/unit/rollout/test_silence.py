@@ -29,7 +29,7 @@ from sparring.rollout.evaluate import EvalPlan, Finding, evaluate, recorded, sum
 from sparring.rollout.metrics import measure
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.store.sqlite import SqliteStore
-from sparring.tasks.again import LostTasksAgain
+from sparring.tasks.repetition import LostTasksAgain
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import ToyEnv, ToyWorld, toy_renderer, toy_task
 from sparring.types import Evidence, Group, Message, Observation, Outcome, Score, Task

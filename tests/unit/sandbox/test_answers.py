@@ -17,9 +17,9 @@ from sparring.sandbox.box import BubblewrapBox
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.commands import BoxCommands
 from sparring.sandbox.config import SandboxConfig
+from sparring.sandbox.fault import Exhausted, PortTaken
 from sparring.sandbox.roots import Root
 from sparring.sandbox.server import Server
-from sparring.sandbox.spoilt import Exhausted, PortTaken
 from sparring.types import BoxSpec, ExecResult
 
 Frame = tuple[dict[str, Any], bytes]

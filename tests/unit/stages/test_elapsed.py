@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from sparring.stages.runtime.elapsed import elapsing, peak_rss, wall_s
+from sparring.stages.runtime.resource_usage import elapsing, peak_rss, wall_s
 from sparring.store.sqlite import SqliteStore
 
 

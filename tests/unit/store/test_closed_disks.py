@@ -19,7 +19,7 @@ import errno, json, os, resource, shutil, sqlite3, sys
 from pathlib import Path
 from sparring.errors import SparringError
 from sparring.observe.sinks.jsonl import JsonlSink
-from sparring.observe.whole_file import write_whole
+from sparring.observe.atomic_write import write_whole
 from sparring.store.connection import is_blank
 from sparring.store.sqlite import SqliteStore
 

@@ -13,8 +13,8 @@ import torch
 
 from sparring.algo.aggregation import recounted
 from sparring.algo.config import AlgoConfig
-from sparring.algo.own import naming
 from sparring.algo.tokens import Gated, PolicyTokens, StepGate, bounded
+from sparring.algo.user_rules import naming
 from sparring.annotations import Annotation
 from sparring.protocols import Divergence, LossResult, Needs
 

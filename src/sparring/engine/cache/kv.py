@@ -21,7 +21,7 @@ import xxhash
 
 from sparring.engine.cache.counts import Allocation, KvCounts, LostTokens
 from sparring.engine.cache.pages import PagePool
-from sparring.engine.served import Weights
+from sparring.engine.weight_names import Weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from sparring.engine.cache.kv import KvCache
 from sparring.engine.cache.shared_prefill import NoSharing, PrefillSharing
 from sparring.engine.cache.states import Prefix, StateSlots, prefix_of
 from sparring.engine.sequence import Sequence
-from sparring.engine.served import Weights
+from sparring.engine.weight_names import Weights
 
 
 class PagedMemory:

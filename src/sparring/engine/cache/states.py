@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import xxhash
 
-from sparring.engine.served import Weights
+from sparring.engine.weight_names import Weights
 
 
 class Prefix(NamedTuple):

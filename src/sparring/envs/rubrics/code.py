@@ -8,7 +8,7 @@ runs in the test's process. With `shared = true` in the row both run in one proc
 verdict.
 
 Tests that judge nothing would pass any answer, so a row's tests together must fail for a program that does nothing and
-for one that raises (`judged`).
+for one that raises (`static_analysis`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparring.envs.rubrics.config import Code
-from sparring.envs.rubrics.judged import NOTHING, RAISES, ReadTest, idle_program
+from sparring.envs.rubrics.static_analysis import NOTHING, RAISES, ReadTest, idle_program
 from sparring.envs.rubrics.text import last_match
 from sparring.errors import refusal
 from sparring.protocols import Sandbox

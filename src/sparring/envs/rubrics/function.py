@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from sparring.envs.called import ByName
+from sparring.envs.reward_calls import ByName
 from sparring.envs.rubrics.config import Function
 from sparring.envs.threads import THREADS
 from sparring.errors import JudgeError, refusal

@@ -17,7 +17,7 @@ from sparring.envs.rubrics.config import RELATIVE, TEXT, Code, Function, Mathema
 from sparring.envs.rubrics.function import CalledFunction
 from sparring.envs.rubrics.judge import JudgedAnswer
 from sparring.envs.rubrics.judges import Judges, together
-from sparring.envs.rubrics.proven import Proven, digest
+from sparring.envs.rubrics.proof_cache import Proven, digest
 from sparring.envs.rubrics.text import Text, targets_of
 from sparring.envs.rubrics.workers import Workers
 from sparring.errors import BadInput, JudgeError, boundary, refusal, refusal_in

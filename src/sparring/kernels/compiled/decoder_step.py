@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from ctypes import Structure, c_float, c_int64, c_void_p
 
+from sparring.kernels.attention_scores import AttentionForm
 from sparring.kernels.compiled.library import Weight
-from sparring.kernels.form import AttentionForm
 
 STOPS, BIASES, TOPS = 8, 512, 20
 """Entries per slot: stop tokens, biased tokens, and most likely tokens to return."""
@@ -72,7 +72,7 @@ class DecoderPlan(Structure):
 
 class StepPlan(Structure):
     """New rows of B sequences. For each sequence that samples, `sampled` and `logprobs` receive `counts` tokens, at
-    most `steps`; `kept` receives the masks of their kept sets over the vocabulary (see `kept.py`) and `top_ids` the
+    most `steps`; `kept` receives the masks of their kept sets (see `truncation.py`) and `top_ids` the
     most likely tokens; either may be null. `deltas` [adapter][L][4] are the terms of qkv, o, gate_up and down; null
     without adapters."""
 

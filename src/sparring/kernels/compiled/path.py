@@ -12,12 +12,12 @@ from ctypes import Structure, byref
 import numpy as np
 import torch
 
+from sparring.kernels.attention_scores import AttentionForm
 from sparring.kernels.compiled.library import PAIRS_NAME, TILES_NAME, Experts, Library, Weight
-from sparring.kernels.form import AttentionForm
-from sparring.kernels.kept import KeptRows
 from sparring.kernels.memory import zeros
 from sparring.kernels.pages import PagedRows
 from sparring.kernels.path import Angles, Heads, Norms, PackedMatrix, SamplingRows, SavedAttention, SavedLogprobs
+from sparring.kernels.truncation import KeptRows
 
 PANEL = 64
 PLANES = 3

@@ -16,8 +16,8 @@ import torch
 import triton
 import triton.language as tl
 
+from sparring.kernels.attention_scores import AttentionForm
 from sparring.kernels.device.linear import is_wide
-from sparring.kernels.form import AttentionForm
 
 TILE = {torch.bfloat16: 64, torch.float32: 16}
 """Keys of a block, and rows of a tile (query heads of one key/value head times positions). Float32 has no matrix units,

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 
 from sparring.errors import refusal
+from sparring.kernels.attention_scores import AttentionForm
 from sparring.kernels.device.sampling import kept_of, words_of
-from sparring.kernels.form import AttentionForm
-from sparring.kernels.kept import KeptRows
 from sparring.kernels.pages import PagedRows
 from sparring.kernels.path import Angles, Heads, Norms, SamplingRows, SavedAttention, SavedLogprobs
 from sparring.kernels.torch.operations import TorchOperations
 from sparring.kernels.torch.path import walks
+from sparring.kernels.truncation import KeptRows
 
 if TYPE_CHECKING:  # it imports triton, which only some installs have
     from sparring.kernels.device.attention import Walk

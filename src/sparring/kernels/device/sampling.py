@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from sparring.kernels.kept import KeptRows
+from sparring.kernels.truncation import KeptRows
 
 LANE = 1024
 """Elements within which cumulative sums are taken before they are combined."""

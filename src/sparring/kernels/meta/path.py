@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from sparring.kernels.form import AttentionForm
+from sparring.kernels.attention_scores import AttentionForm
 from sparring.kernels.path import KernelPath
 
 

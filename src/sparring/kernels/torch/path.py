@@ -13,13 +13,13 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from sparring.kernels.form import AttentionForm
-from sparring.kernels.kept import KeptRows
+from sparring.kernels.attention_scores import AttentionForm
 from sparring.kernels.memory import zeros
 from sparring.kernels.pages import PagedRows
 from sparring.kernels.path import Angles, Heads, Norms, SamplingRows, SavedAttention, SavedLogprobs
 from sparring.kernels.threads import one_thread
 from sparring.kernels.torch.operations import TorchOperations, elementwise_exp, logits_gradient, row_sum, separate_heads
+from sparring.kernels.truncation import KeptRows
 
 NAME = "exact-torch"
 ROWS = 16

@@ -27,7 +27,7 @@ from sparring.kernels.compiled.decoder_step import (
     StepPlan,
 )
 from sparring.kernels.compiled.library import Weight
-from sparring.kernels.kept import no_masks
+from sparring.kernels.truncation import no_masks
 from sparring.model.causal import CausalModel
 from sparring.model.decoder import Layer, LlamaDecoder, Mixture, Mlp
 from sparring.model.layers import Product, RowLinear, RowNorm

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from sparring.kernels.compiled.decoder_step import BIASES, STOPS
-from sparring.kernels.kept import ids_of, no_masks
+from sparring.kernels.truncation import ids_of, no_masks
 
 
 class Slots(NamedTuple):

@@ -25,8 +25,8 @@ import msgspec
 
 from sparring.errors import refusal
 from sparring.sandbox.config import BOX_USER
-from sparring.sandbox.images.held import hold
 from sparring.sandbox.images.image import Bounds, Image, UnpackedImage
+from sparring.sandbox.images.layer_holds import hold
 from sparring.sandbox.images.source import Archive, opened
 from sparring.sandbox.images.streams import TarStream
 from sparring.sandbox.images.unpack import LayerTree, is_base

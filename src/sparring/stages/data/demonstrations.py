@@ -26,12 +26,12 @@ from sparring.errors import (
     refusal_in,
 )
 from sparring.generation import Constraint, Rendered
-from sparring.observe.waiting import waiting
+from sparring.observe.wait_reports import waiting
 from sparring.protocols import EnvFactory, Expert, Renderer
 from sparring.recipe.run_config import RunConfig
 from sparring.record.branches import Transcript
-from sparring.record.imitated import Imitator
 from sparring.record.session import OpenSession
+from sparring.record.token_counts import Imitator
 from sparring.record.transcript import TextRecorder, TextRequest
 from sparring.rollout.attempts import Attempt
 from sparring.rollout.config import RolloutConfig

@@ -11,7 +11,7 @@ from sparring.model.config import LoraConfig
 from sparring.model.peft import base_of, is_adapter, read, read_config, write
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import NON_POLICY_STAGES, POLICY, RunFiles, given_checkpoint
-from sparring.stages.models.written import write_beside
+from sparring.stages.models.weight_files import write_beside
 
 ALONE = {"vllm": "vLLM", "openai": "an OpenAI-compatible server"}
 """Engines that serve a model without adapters, by kind, with their names in messages."""

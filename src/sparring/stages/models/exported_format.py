@@ -13,7 +13,7 @@ from sparring.protocols import Renderer, Store
 from sparring.recipe.run_config import RunConfig
 from sparring.record.order import conversation, tools_of
 from sparring.render.chat_template import NAMED, read_chat_template
-from sparring.render.exported import Prompt, TemplateComparison, settled
+from sparring.render.exported_template import Prompt, TemplateComparison, settled
 from sparring.render.tokenizer import load_tokenizer, read_json
 from sparring.rollout.resample import prompt_of
 from sparring.stages.context import ONLINE_STAGES, ORDER, POLICY, renderer_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from sparring.protocols import Renderer
-from sparring.record.imitated import Imitator
+from sparring.record.token_counts import Imitator
 from sparring.render.demonstrate import reply_tokens
 from sparring.stages.context import RunFiles, given_checkpoint, renderer_of
 from sparring.stages.models.context_length import policy_context

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from sparring.errors import BadInput, InfraError, refusal
-from sparring.observe.waiting import waiting
+from sparring.observe.wait_reports import waiting
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import Context
 from sparring.train.config import TrainConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from sparring.algo.annotate.across import AcrossTokenizers, TeacherTokenizer
+from sparring.algo.annotate.cross_tokenizer import AcrossTokenizers, TeacherTokenizer
 from sparring.algo.annotate.feedback import sibling_feedback
 from sparring.algo.annotate.provenance import SampleProvenance
 from sparring.algo.annotate.teacher import ScoreClient, ScoringEngine, TeacherRows

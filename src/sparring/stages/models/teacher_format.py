@@ -8,7 +8,7 @@ from sparring.errors import BadInput, refusal
 from sparring.model.hub import base_folder, local_folder, model_folder
 from sparring.protocols import EnvFactory
 from sparring.recipe.run_config import RunConfig
-from sparring.render.exported import parting, tried_prompts
+from sparring.render.exported_template import parting, tried_prompts
 from sparring.render.load import load_renderer
 from sparring.stages.context import POLICY, given_checkpoint, renderer_of
 from sparring.stages.models.reference import AVERAGE

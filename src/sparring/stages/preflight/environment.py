@@ -11,7 +11,7 @@ from sparring.harness.workers import NAME as WORKERS
 from sparring.protocols import EnvFactory
 from sparring.recipe.run_config import RunConfig
 from sparring.record.identity import tools_key
-from sparring.record.imitated import Imitator
+from sparring.record.token_counts import Imitator
 from sparring.rollout.seeds import digest
 from sparring.stages.context import Context, given_checkpoint
 from sparring.stages.data.demonstrations import Conversation, Demonstrations, demonstration_tasks, read_demonstrations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sparring.errors import BadInput
 from sparring.harness.workers import NAME as WORKERS
-from sparring.record.imitated import Imitator
+from sparring.record.token_counts import Imitator
 from sparring.stages.context import Context
 from sparring.stages.data.demonstrations import Conversation, demonstration_tasks, play_experts, solved_conversations
 from sparring.stages.preflight.harness import playable

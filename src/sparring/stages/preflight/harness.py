@@ -11,7 +11,7 @@ from sparring.harness.by_environment import mounts_of
 from sparring.harness.load import BUILT_IN
 from sparring.harness.relay import FILES_OF_CONNECTION, MOST_CONNECTIONS
 from sparring.harness.workers import NAME as WORKERS
-from sparring.observe.waiting import waiting
+from sparring.observe.wait_reports import waiting
 from sparring.open_files import MOST, allow_files
 from sparring.protocols import Boxes, EnvFactory, Harness
 from sparring.recipe.run_config import RunConfig

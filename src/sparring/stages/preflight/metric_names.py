@@ -10,7 +10,7 @@ from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import ONLINE_STAGES, TRAINING_STAGES
 from sparring.stages.models.policy import train_of
 from sparring.stages.models.uses import USES
-from sparring.stages.runtime.saved import is_held_out
+from sparring.stages.runtime.checkpoint_names import is_held_out
 
 TRAINED = (
     *("loss_*", "learning_rate", "grad_norm", "updated", "tokens_trained", "tokens_forward", "tokens_shared"),

@@ -12,7 +12,7 @@ from typing import Any
 from sparring.algo.base import name_of
 from sparring.algo.config import AlgoConfig
 from sparring.algo.credit.base import BaseCredit
-from sparring.algo.own import own_rules
+from sparring.algo.user_rules import own_rules
 from sparring.batch.plain_groups import nouns, simple_group
 from sparring.errors import BadInput, boundary, refusal
 from sparring.types import Group, Sample

@@ -30,7 +30,7 @@ from sparring.stages.preflight.memory import (
     with_later,
 )
 from sparring.stages.preflight.rank_memory import gathering
-from sparring.train.gathered import OTHERWISE, SHARD
+from sparring.train.sharded_parameters import OTHERWISE, SHARD
 
 RANK, ENGINE = 400 << 20, 350 << 20
 """Bytes of a rank's and of an engine's process without a model: libraries, and what they begin with. Measured by

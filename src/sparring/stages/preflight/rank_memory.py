@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from sparring.model.layers import Product
 from sparring.train.blocks import stretches
 from sparring.train.exchange import BUCKET
-from sparring.train.gathered import packed_parts, stages_of
+from sparring.train.sharded_parameters import packed_parts, stages_of
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ import msgspec
 from sparring.errors import BadInput, refusal
 from sparring.harness.by_environment import mounts_of
 from sparring.model.outline import Outline
-from sparring.observe.waiting import waiting
+from sparring.observe.wait_reports import waiting
 from sparring.protocols import Boxes, EnvFactory
 from sparring.recipe.run_config import RunConfig
 from sparring.rollout.window import check_window

@@ -14,7 +14,14 @@ from typing import Any
 from sparring.errors import StoreError
 from sparring.protocols import Store, Trainer
 from sparring.recipe.run_config import RunConfig
-from sparring.stages.runtime.saved import BEST, WEIGHTS, best_saved, evaluated_steps, is_held_out, with_eval_metrics
+from sparring.stages.runtime.checkpoint_names import (
+    BEST,
+    WEIGHTS,
+    best_saved,
+    evaluated_steps,
+    is_held_out,
+    with_eval_metrics,
+)
 from sparring.train.config import TrainConfig
 from sparring.types import CheckpointRef, StepResult
 

@@ -12,7 +12,7 @@ from sparring.loop import run_loop
 from sparring.protocols import Trainer
 from sparring.stages.context import POLICY, Context
 from sparring.stages.models.policy import train_of
-from sparring.stages.models.written import write_model
+from sparring.stages.models.weight_files import write_model
 from sparring.stages.runtime.checkpoints import Checkpoints, Keeping
 from sparring.stages.runtime.garbage import fewer_collections
 from sparring.stages.runtime.reports import StepReports

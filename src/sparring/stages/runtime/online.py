@@ -37,20 +37,20 @@ from sparring.stages.models.adapters import trained_folder
 from sparring.stages.models.player import open_role_engines
 from sparring.stages.models.policy import train_of
 from sparring.stages.models.reward_model import scorers
-from sparring.stages.models.written import write_model
+from sparring.stages.models.weight_files import write_model
 from sparring.stages.runtime.checkpoints import Checkpoints, Keeping
 from sparring.stages.runtime.garbage import fewer_collections
 from sparring.stages.runtime.periodic_evaluation import periodic_evaluator
 from sparring.stages.runtime.reports import StepReports
 from sparring.stages.runtime.rollouts import rollout_runner
-from sparring.stages.runtime.shown_samples import sample_rows
+from sparring.stages.runtime.sample_table import sample_rows
 from sparring.stages.runtime.stopping import Stopping
 from sparring.stages.runtime.timing import ENGINE_SPANS, EVAL_SPANS, TRAINER_SPANS, EngineCounters, StepClock
 from sparring.stages.runtime.totals import Totals
 from sparring.stages.runtime.training_tasks import data_files, domain_metrics
 from sparring.stages.runtime.updates import RetriedUpdates
 from sparring.stages.runtime.versions import VersionLog
-from sparring.tasks.again import LostTasksAgain
+from sparring.tasks.repetition import LostTasksAgain
 from sparring.types import Batch, Group, StepResult
 
 

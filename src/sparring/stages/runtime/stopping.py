@@ -8,7 +8,7 @@ from typing import Protocol
 
 from sparring.protocols import Store
 from sparring.recipe.sections.stop import StopConfig
-from sparring.stages.runtime.saved import is_held_out
+from sparring.stages.runtime.checkpoint_names import is_held_out
 
 
 class Evaluations(Protocol):

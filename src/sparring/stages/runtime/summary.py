@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 
+from sparring.observe.atomic_write import write_whole
 from sparring.observe.evaluation import Comparison, Evaluation, compare, narrowed, retained_share
 from sparring.observe.statistics import Estimate
-from sparring.observe.whole_file import write_whole
 from sparring.protocols import EnvFactory, Store
 from sparring.stages.context import ONLINE_STAGES, Context, RunFiles
 from sparring.stages.runtime.baselines import last_evaluated, stored_baselines
-from sparring.stages.runtime.elapsed import peak_rss, wall_s
-from sparring.stages.runtime.raised import raises_key
+from sparring.stages.runtime.resource_usage import peak_rss, wall_s
+from sparring.stages.runtime.step_extension import raises_key
 
 EVALUATED = ("init", "sft", "preference", "rl", "distill")
 """Stages with weights to evaluate."""

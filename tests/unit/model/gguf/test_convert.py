@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from unit.model.gguf import written
 
 from sparring.errors import BadInput
-from sparring.model.gguf.place import converted, gguf_file, write
+from sparring.model.gguf.cache import converted, gguf_file, write
 from sparring.model.gguf.settings import REQUIRED, complete
 from sparring.model.hub import local_folder, with_template
 from sparring.model.load import load

@@ -16,7 +16,7 @@ from refusals import refused_at
 
 from sparring.envs.answers import finite, observed, rated
 from sparring.envs.base import Env
-from sparring.envs.called import ByName, name_of
+from sparring.envs.reward_calls import ByName, name_of
 from sparring.envs.reward_function import RewardFunction
 from sparring.errors import EnvError, boundary
 from sparring.generation import Runs

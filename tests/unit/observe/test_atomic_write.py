@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sparring.observe.whole_file import write_whole
+from sparring.observe.atomic_write import write_whole
 
 
 def test_a_draft_is_never_written_through_a_link(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
-from sparring.dashboard.pieces import load_pieces
+from sparring.dashboard.token_text import load_pieces
 
 
 def test_byte_level_pieces_join_to_the_text(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from sparring.observe.waiting import awaited, telling_waits, waiting
+from sparring.observe.wait_reports import awaited, telling_waits, waiting
 
 
 def test_a_wait_is_told_while_its_thread_is_blocked_and_again_later() -> None:

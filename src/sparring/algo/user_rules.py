@@ -19,7 +19,7 @@ from msgspec.structs import asdict
 
 from sparring.algo.base import name_of
 from sparring.errors import BadInput, boundary, refusal
-from sparring.observe.whole_file import write_whole
+from sparring.observe.atomic_write import write_whole
 from sparring.scratch import scratch
 from sparring.user_files.named import named
 from sparring.user_files.neighbours import with_neighbours

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sparring.errors import BadInput
-from sparring.launch.outside import KEYS, outside
+from sparring.launch.run_server import KEYS, outside
 from sparring.rollout.config import RolloutConfig
 
 

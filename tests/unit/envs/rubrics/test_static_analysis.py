@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparring.envs.rubrics.judged import NOTHING, ReadTest, idle_program
+from sparring.envs.rubrics.static_analysis import NOTHING, ReadTest, idle_program
 from sparring.errors import BadInput
 
 CASE = "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(1), 2)\n"

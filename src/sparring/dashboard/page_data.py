@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from sparring.algo.config import AlgoConfig, named
-from sparring.algo.own import is_own
 from sparring.algo.pipeline import load_credit
+from sparring.algo.user_rules import is_own
 from sparring.dashboard.evaluations import OF_A_RUN, evaluations
 from sparring.dashboard.pick import Picker
-from sparring.dashboard.pieces import Piece, load_pieces
 from sparring.dashboard.rollouts import group_advantages, group_entries
+from sparring.dashboard.token_text import Piece, load_pieces
 from sparring.protocols import Credit, Store
 from sparring.validation import convert
 

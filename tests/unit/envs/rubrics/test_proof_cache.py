@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sparring.envs.rubrics.config import Code
-from sparring.envs.rubrics.proven import AT_LEAST, Proven, digest
+from sparring.envs.rubrics.proof_cache import AT_LEAST, Proven, digest
 from sparring.types import BoxSpec
 
 

@@ -1,4 +1,4 @@
-"""How a trainer holds the weights that it trains: whole, or (`sharded`) in shards.
+"""How a trainer holds the weights that it trains: whole, or (`sharded_weights`) in shards.
 
 What reads all weights, to publish or to save them, asks for one tensor after the other.
 """
@@ -13,7 +13,7 @@ import torch
 
 from sparring.model.causal import CausalModel
 from sparring.model.lora import Adapter
-from sparring.train.finite import check_finite
+from sparring.train.non_finite import check_finite
 from sparring.train.optimiser import Optimiser
 from sparring.train.parts import Parts
 from sparring.train.ranks import Ranks, deal

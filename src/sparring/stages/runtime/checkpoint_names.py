@@ -16,7 +16,7 @@ from sparring.render.tokenizer import read_json
 from sparring.stages.context import POLICY, RunFiles
 from sparring.stages.models.adapters import START
 from sparring.stages.models.policy import train_of
-from sparring.stages.models.written import write_weights
+from sparring.stages.models.weight_files import write_weights
 from sparring.train.best import best_of
 from sparring.train.config import TrainConfig
 from sparring.types import CheckpointRef

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from sparring.log import Report
-from sparring.observe.waiting import waiting
+from sparring.observe.wait_reports import waiting
 
 Ready = Callable[[int, str], None]
 """Function, for any thread, that reports the number of a process that is ready, and where it is."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sparring.stages.context import RunFiles
 from sparring.stages.models.policy import train_of
-from sparring.stages.runtime.saved import BEST, LAST, weights_of
+from sparring.stages.runtime.checkpoint_names import BEST, LAST, weights_of
 from sparring.train.config import TrainConfig
 
 

@@ -13,7 +13,7 @@ import msgspec
 from sparring.errors import BadInput, boundary, refusal
 from sparring.gateway.server import gateway_here
 from sparring.gateway.workers import RunKeys
-from sparring.observe.whole_file import write_whole
+from sparring.observe.atomic_write import write_whole
 from sparring.rollout.config import RolloutConfig
 
 KEYS = "keys.json"

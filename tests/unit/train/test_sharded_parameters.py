@@ -23,12 +23,12 @@ from sparring.model.load import DTYPES, load
 from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import tiny_model
 from sparring.train.config import TrainConfig
-from sparring.train.gathered import stages_of
 from sparring.train.gloo import GlooRanks
 from sparring.train.measure import Measures
 from sparring.train.optimiser import Optimiser
 from sparring.train.parts import Part
-from sparring.train.sharded import ShardedWeights
+from sparring.train.sharded_parameters import stages_of
+from sparring.train.sharded_weights import ShardedWeights
 
 TOKENS = [[1, 5, 9, 2, 8], [3, 3, 7], [6, 4, 1, 0, 2, 5], [9], [8, 1, 2]]
 """Texts of five parts."""

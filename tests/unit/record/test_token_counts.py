@@ -14,8 +14,8 @@ from conversations import SYSTEM, TOOL, answer, call, say, user
 
 from sparring.errors import BadInput, EngineError, LimitReached, PromptTooLong, RequestRefused
 from sparring.generation import Rendered, Sampling
-from sparring.record.imitated import Imitator
 from sparring.record.recorder import Recorder
+from sparring.record.token_counts import Imitator
 from sparring.record.transcript import TextRecorder, TextRequest, TextSession
 from sparring.render.demonstrate import demonstration_tokens, reply_tokens
 from sparring.reply import ReplyRequest, whole_reply

@@ -1,4 +1,4 @@
-"""`ShardedWeights`: weights of a trainer in shards; no rank has a whole copy (`gathered`)."""
+"""`ShardedWeights`: weights of a trainer in shards; no rank has a whole copy (`sharded_parameters`)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 
 from sparring.model.causal import CausalModel
 from sparring.store.codec import decode, encode
-from sparring.train.dealt import in_rounds, measures_of
-from sparring.train.finite import check_finite
-from sparring.train.gathered import Gathered, stages_of
-from sparring.train.held import drain
 from sparring.train.measure import Measures, PlainMeasures
+from sparring.train.non_finite import check_finite
 from sparring.train.optimiser import Optimiser
 from sparring.train.parts import LANES, Compute, Parts
+from sparring.train.rank_parts import in_rounds, measures_of
 from sparring.train.ranks import Ranks, agree
+from sparring.train.sharded_parameters import Gathered, stages_of
+from sparring.train.trained_weights import drain
 from sparring.types import Sample, WeightRef
 from sparring.weights.inline import Probe, reference
 from sparring.weights.shared_memory import published_one_by_one

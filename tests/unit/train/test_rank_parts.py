@@ -9,10 +9,10 @@ from sparring.errors import OtherRankFailed
 from sparring.train import exchange
 from sparring.train.blocks import BLOCK
 from sparring.train.config import TrainConfig
-from sparring.train.dealt import Dealt
 from sparring.train.measure import Measures
 from sparring.train.optimiser import Optimiser
 from sparring.train.parts import Part
+from sparring.train.rank_parts import Dealt
 
 ROWS = [[str(part)] for part in range(5)]
 """Stand for the rows of five parts."""

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from sparring.errors import StoreError
-from sparring.train.stored import StoredOptimiser
+from sparring.train.optimiser_state import StoredOptimiser
 
 WHOLE = torch.arange(40, dtype=torch.float32)
 SIZES = {"a": 40, "b": 6}

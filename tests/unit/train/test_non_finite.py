@@ -14,7 +14,7 @@ from sparring.observe.sinks.jsonl import JsonlSink
 from sparring.stages.runtime.reports import StepReports
 from sparring.stages.runtime.totals import Totals
 from sparring.train.config import TrainConfig
-from sparring.train.finite import DROPPED_STEPS
+from sparring.train.non_finite import DROPPED_STEPS
 from sparring.train.trainer import LocalTrainer
 from sparring.types import TokenAccount
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 from segments import sampled
 
-from sparring.rollout.admitted import AdmittedRollouts
+from sparring.rollout.step_estimates import AdmittedRollouts
 from sparring.types import (
     Failure,
     Group,

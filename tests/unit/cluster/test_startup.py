@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sparring.cluster.starting import starting
-from sparring.observe.waiting import telling_waits
+from sparring.cluster.startup import starting
+from sparring.observe.wait_reports import telling_waits
 
 
 def test_a_start_is_told_as_it_goes_on() -> None:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from sparring.tasks.again import LostTasksAgain
+from sparring.tasks.repetition import LostTasksAgain
 from sparring.testing.toy import ToyTasks
 from sparring.types import Failure, Group, Outcome, Rollout, Score, Task, Trajectory
 

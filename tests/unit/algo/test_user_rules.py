@@ -14,8 +14,8 @@ import pytest
 import tomli_w
 from refusals import refused_at
 
-from sparring.algo.own import record
 from sparring.algo.pipeline import load_credit
+from sparring.algo.user_rules import record
 from sparring.batch.plain_groups import nouns, simple_group
 from sparring.errors import BadInput
 from sparring.recipe.load import from_data, load_recorded
