@@ -201,7 +201,7 @@ test-boxes: $(VENV)/.stamp-system
 		echo "make: expected msgspec, pyte, pytest and setuptools from PyPI, got no answer; on a machine with a network run" \
 			"pip download msgspec pyte pytest setuptools, and here: PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER make test-boxes" >&2; \
 		exit 2; }
-	$(BOXES_TESTS)=tests/unit/sandbox --ignore tests/unit/sandbox/test_spoilt.py tests/unit/sandbox
+	$(BOXES_TESTS)=tests/unit/sandbox --ignore tests/unit/sandbox/test_fault.py tests/unit/sandbox
 	$(BOXES_TESTS)=tests/contract tests/contract/test_sandbox.py tests/contract/test_sandbox_commands.py
 
 # inspect_ai and what the boxes import, without the rest of Sparring
