@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from sparring.envs.guests.pool import GuestConfig
 from sparring.envs.rubrics.config import Part
 from sparring.types import BoxSpec, Limits
 
@@ -52,6 +53,9 @@ class EnvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     float`, or TRL's `def function(completions, answer, **kwargs)`, which returns a list; or `outside`: every reward
     arrives by HTTP (`rollout.rewards.within_s`)."""
 
+    guest: GuestConfig | None = None
+    """World of other people instead of a name, in an interpreter of its own; see docs/guests.md."""
+
     rubric: dict[str, Part] = {}
     """Rubric instead of a name: its parts by name, each with a `kind`; see docs/rewards.md."""
 
@@ -91,11 +95,11 @@ class EnvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Box for the policy's code, if the world needs one."""
 
     def __post_init__(self) -> None:
-        if sum(map(bool, (self.name, self.reward, self.rubric))) != 1:
-            raise ValueError("exactly one of name, reward and rubric must be given")
-        if not self.name and not self.data:
+        if sum(map(bool, (self.name, self.reward, self.rubric, self.guest))) != 1:
+            raise ValueError("exactly one of name, reward, rubric and guest must be given")
+        if (self.reward or self.rubric) and not self.data:
             raise ValueError(f"{'reward' if self.reward else 'rubric'} needs data, a file of tasks")
-        if self.tools and self.name:
+        if self.tools and not (self.reward or self.rubric):
             raise ValueError("tools belongs to reward and rubric; a named world brings its own tools")
         if self.eval_data and not self.data:
             raise ValueError("eval_data needs data")

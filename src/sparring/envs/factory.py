@@ -185,7 +185,7 @@ class WorldFactory:
             prompt = self._probe.prompt(task)
         if isinstance(prompt, str):
             return (Message(role="user", content=prompt),)
-        if isinstance(prompt, Sequence) and prompt and all(isinstance(message, Message) for message in prompt):
+        if isinstance(prompt, Sequence) and all(isinstance(message, Message) for message in prompt):
             return cast("Sequence[Message]", prompt)
         do = "return a text, or messages: Message(role='user', content=...)"
         raise refusal(where, f"a text or messages from {self.name}.prompt", repr(prompt)[:80], do)

@@ -3,13 +3,17 @@ function, or a rubric."""
 
 from __future__ import annotations
 
-import functools
+from functools import partial
+
+import msgspec
 
 from sparring.envs.base import Env
 from sparring.envs.config import EnvConfig
 from sparring.envs.factory import ReadRows, WorldFactory
 from sparring.envs.reward_calls import ByName, name_of
 from sparring.envs.reward_function import OUTSIDE, RewardFunction, RewardFunctionWithPython, outside
+from sparring.envs.guests.pool import Guests
+from sparring.envs.guests.world import GuestWorld
 from sparring.envs.rubrics.judges import Judges
 from sparring.envs.rubrics.proof_cache import of_user
 from sparring.envs.rubrics.rubric import Rubric
@@ -39,18 +43,25 @@ def load_env(config: EnvConfig, read_rows: ReadRows | None = None, judges: Judge
             raise refusal("env.reward", "a function", repr(function), "name a function of the file")
         kind = RewardFunctionWithPython if "python" in config.tools else RewardFunction
         called = ByName(function, "env.reward", config.reward)
-        return WorldFactory(name_of(function), functools.partial(kind, called), config, read_rows)
+        return WorldFactory(name_of(function), partial(kind, called), config, read_rows)
     if config.rubric:
         rubric = Rubric(config.rubric, judges=judges, proven=of_user())
         world = RubricWorldWithPython if "python" in config.tools else RubricWorld
-        return WorldFactory("rubric", functools.partial(world, rubric), config, read_rows)
+        return WorldFactory("rubric", partial(world, rubric), config, read_rows)
+    if config.guest is not None:
+        guests = Guests(config.guest)
+        if "tasks" in guests.functions:
+            rows = guests.ask("tasks", config.args)
+            config = msgspec.structs.replace(config, data=f"tasks of {guests.name}")
+            read_rows = lambda path, columns: rows
+        return WorldFactory(guests.name.replace(" ", "-"), partial(GuestWorld, guests, config.args), config, read_rows)
     if config.name not in BUILT_IN and ":" not in config.name:
         names = ", ".join((*sorted(BUILT_IN), "package.module:Name"))
         raise refusal("env.name", f"one of {names}, or path/to/file.py:Name", repr(config.name), "correct it")
     world = named(BUILT_IN.get(config.name, config.name), "env.name")
     if isinstance(world, type) and issubclass(world, Env):
         args = env_args(config.args, world.Args)
-        return WorldFactory(world.__name__, functools.partial(world, args), config, read_rows)
+        return WorldFactory(world.__name__, partial(world, args), config, read_rows)
     expected, do = "a subclass of sparring.Env, or a factory called with the EnvConfig", "derive it from Env"
     if not callable(world):
         raise refusal("env.name", expected, repr(world)[:80], "name one")

@@ -62,7 +62,9 @@ def check_rendering(
         _check_constraints(held, renderer)
         prompted = demonstrated if demonstrated and given_checkpoint(config) is None else tasks
         prompted = list({task.id: task for task in prompted}.values())  # a short file repeats its tasks
-        lengths = [len(renderer.render(task.messages, own[task.env]).tokens) for task in prompted]
+        lengths = [
+            len(renderer.render(task.messages, own[task.env]).tokens) if task.messages else 0 for task in prompted
+        ]
         others = _prompt_lengths(held, renderer, shape)
         room = max_context(shape, config.engine, config.models[POLICY].dtype)
         if min(lengths) >= shape.max_positions:
