@@ -1,34 +1,46 @@
-"""In-process chat loop: the world and the policy take turns until the world is done."""
+"""In-process chat loop: the world and its roles take turns until the world is done."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from sparring.errors import BadInput, EnvError, boundary
 from sparring.protocols import Episode
+from sparring.types import Message
 
 
 class ChatHarness:
     """Harness that runs a world as a chat. It opens the world; the caller scores and closes it. Implements
-    `protocols.Harness`."""
+    `protocols.Harness`.
+
+    A world of several roles says who replies next (`Observation.role`). Its messages go to that role's conversation,
+    and the task's own to that of the first to reply."""
 
     async def run(self, episode: Episode) -> None:
         """Hold the conversation to its end.
 
         Raises:
-            EnvError: the world raised an untyped error, returned neither an end nor a message, or asked for a
-                constraint that does not compile.
+            EnvError: the world raised an untyped error, returned neither an end nor a message, named a role that it
+                does not have, or asked for a constraint that does not compile.
         """
-        env, session = episode.env, episode.session()
-        where = f"environment {episode.task.env}, task {episode.task.id}"
+        env, where = episode.env, f"environment {episode.task.env}, task {episode.task.id}"
         with boundary(EnvError, f"{where}: open"):
             observation = await env.open(episode.task, episode.box)
-        messages = [*episode.task.messages, *observation.messages]
+        role, said = observation.role or env.roles[0], defaultdict[str, list[Message]](list)
+        said[role] += episode.task.messages
         while not observation.done:
+            role = observation.role or role
+            if role not in env.roles:
+                raise EnvError(f"{where}: expected one of the roles {', '.join(env.roles)} to reply, got {role!r}")
+            messages = said[role]
+            messages += observation.messages
             if not messages or messages[-1].role == "assistant":
                 raise EnvError(f"{where}: expected the end or a message to reply to, got neither")
+            session = episode.session(role)
             try:
                 reply = await session.complete(messages, env.tools, constraint=observation.constraint)
             except BadInput as cause:  # the run's own constraint has been compiled before
                 raise EnvError(f"{where}: constraint: {cause}") from cause
+            messages.append(reply)
             with boundary(EnvError, f"{where}: step"):
-                observation = await env.step(reply)
-            messages += [reply, *observation.messages]
+                observation = await env.step(reply, role)

@@ -70,7 +70,7 @@ def load_harness(
             these roles.
     """
     is_program = name in preset_names() or name.endswith(".toml")
-    if (name in BUILT_IN or name == WORKERS or is_program) and len(roles) > 1:
+    if (name == WORKERS or is_program) and len(roles) > 1:
         do = f"name one that uses episode.session(role) for each: {KEY} = 'file.py:function'"
         raise refusal(KEY, f"a harness for the roles {', '.join(roles)}", f"{name!r}, which speaks for one role", do)
     if name in BUILT_IN:
