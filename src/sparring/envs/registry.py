@@ -50,11 +50,12 @@ def load_env(config: EnvConfig, read_rows: ReadRows | None = None, judges: Judge
         return WorldFactory("rubric", partial(world, rubric), config, read_rows)
     if config.guest is not None:
         guests = Guests(config.guest)
+        make = partial(GuestWorld, guests, guests.roles_with(config.args), config.args)
         if "tasks" in guests.functions:
             rows = guests.ask("tasks", config.args)
             config = msgspec.structs.replace(config, data=f"tasks of {guests.name}")
             read_rows = lambda path, columns: rows
-        return WorldFactory(guests.name.replace(" ", "-"), partial(GuestWorld, guests, config.args), config, read_rows)
+        return WorldFactory(guests.name.replace(" ", "-"), make, config, read_rows)
     if config.name not in BUILT_IN and ":" not in config.name:
         names = ", ".join((*sorted(BUILT_IN), "package.module:Name"))
         raise refusal("env.name", f"one of {names}, or path/to/file.py:Name", repr(config.name), "correct it")

@@ -149,7 +149,7 @@ class Guest:
         if method == "make":
             made = self.worlds[world] = self._adapter.World(**arguments)
             return [name for name in dir(made) if not name.startswith("_")]
-        if method in ("tasks", "expert", "play"):
+        if method in ("tasks", "roles", "expert", "play"):
             return self._value(getattr(self._adapter, method)(**arguments))
         if method == "reset":
             _seed_generators(arguments.get("seed", 0))

@@ -14,6 +14,7 @@ import msgspec
 from sparring.envs.guests.host import declared
 from sparring.envs.guests.process import Guest, Keeper
 from sparring.errors import BadInput, boundary, refusal
+from sparring.types import DEFAULT_ROLES
 from sparring.user_cache import user_cache
 
 ADAPTERS = Path(__file__).parent / "adapters"
@@ -66,6 +67,10 @@ class Guests:
         self._is_shared = bool(self.constants.get("REENTRANT", False))
         self._shared: dict[asyncio.AbstractEventLoop, list[Guest | None]] = {}
         self._starts = asyncio.Lock()
+
+    def roles_with(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the roles of the adapter's worlds: its function `roles`, or one."""
+        return tuple(self.ask("roles", settings)) if "roles" in self.functions else DEFAULT_ROLES
 
     def ask(self, function: str, arguments: Mapping[str, Any]) -> Any:
         """Return the answer of one of the adapter's functions, blocking. Raises EnvError if it fails."""

@@ -63,23 +63,24 @@ class GuestWorld(Env):
 
     Args:
         guests: guests of the recipe's `[env.guest]`.
+        roles: names of its roles.
         settings: `[env.args]`, with which the adapter's `World` is made.
     """
 
     _numbers = itertools.count(1)
 
     @cooperative
-    def __init__(self, guests: Guests, settings: Mapping[str, Any]) -> None:
+    def __init__(self, guests: Guests, roles: Sequence[str], settings: Mapping[str, Any]) -> None:
         super().__init__()
         self._guests, self._settings = guests, settings
         declared = guests.constants
         self.rebuildable = bool(declared.get("REBUILDABLE", True))
-        self.roles = tuple(declared.get("ROLES", self.roles))
+        self.roles = tuple(roles)
         self._guest: Guest | None = None
         self._number = next(self._numbers)
         self._methods: Sequence[str] = ()
         self._specs: tuple[ToolSpec, ...] = ()
-        self._reward: float | None = None
+        self._rewards: dict[str, float | None] = dict.fromkeys(self.roles, 0.0)
 
     def generate(self, random: Random) -> Mapping[str, Any]:
         return {"seed": random.randrange(1 << 31)}
@@ -115,24 +116,35 @@ class GuestWorld(Env):
 
     @cooperative
     async def step(self, reply: Message) -> Observation:
-        if not reply.tool_calls:
-            return self._observed(await self._call("step", action={"text": reply.content}))
-        return self._joined([await self._tool(call) for call in reply.tool_calls])
+        return await self.step_of(self.roles[0], reply)
+
+    @cooperative
+    async def step_of(self, role: str, reply: Message) -> Observation:
+        if reply.tool_calls:
+            return _joined([await self._tool(role, call) for call in reply.tool_calls])
+        return self._observed(await self._call("step", action={"text": reply.content, "role": role}), role)
 
     @cooperative
     async def score(self, trajectory: Trajectory) -> Score | None:
+        return await self.score_all({})
+
+    @cooperative
+    async def score_all(self, trajectories: Mapping[str, Trajectory]) -> Score | None:
         if "score" in self._methods:
-            return msgspec.convert(await self._call("score"), Score)
+            return _score(self._guests.name, await self._call("score"))
+        earned, several = self._rewards, len(self.roles) > 1
+        known = [reward for reward in earned.values() if reward is not None]
+        reward = sum(known) / len(known) if known else None
         at_least = self._guests.constants.get("SUCCESS_AT")
-        success = None if at_least is None or self._reward is None else self._reward >= at_least - 1e-9
-        return Score(reward=self._reward, success=success)
+        success = None if at_least is None or reward is None or several else reward >= at_least - 1e-9
+        return Score(reward=reward, success=success, per_role={**earned} if several and len(known) == len(earned) else None)
 
     @cooperative
     async def close(self) -> None:
         if self._guest is not None:
             await self._guests.give_back(self._guest, self._number)
 
-    async def _tool(self, call: ToolCall) -> Observation:
+    async def _tool(self, role: str, call: ToolCall) -> Observation:
         """Call one of the world's tools."""
         names = [spec.name for spec in self._specs]
         if call.name not in names:
@@ -141,7 +153,7 @@ class GuestWorld(Env):
             answer = f"error: {call.name}: expected arguments that are a JSON object"
         else:
             answer = await self._call("call", name=call.name, arguments=call.arguments)
-        seen = self._observed(answer if isinstance(answer, Mapping) else {"observation": answer})
+        seen = self._observed(answer if isinstance(answer, Mapping) else {"observation": answer}, role)
         text = "\n".join(message.content for message in seen.messages)
         message = Message(role="tool", content=text, tool_call_id=call.id, name=call.name)
         return replace(seen, messages=(message,))
@@ -150,8 +162,8 @@ class GuestWorld(Env):
         assert self._guest is not None, "open comes first"
         return await self._guest.call(method, self._number, arguments)
 
-    def _observed(self, answer: Any) -> Observation:
-        """Convert a world's answer.
+    def _observed(self, answer: Any, role: str = "") -> Observation:
+        """Convert the answer to an action of a role; "": to `reset`.
 
         Raises:
             EnvError: it is none, its reward is no finite number, or the world says that it broke.
@@ -165,20 +177,32 @@ class GuestWorld(Env):
             raise EnvError(f"{where}: expected an answer of a world: {error}") from error
         if seen.failure is not None:
             raise EnvError(f"{where}: {seen.failure}")
-        if reward is not None:
-            self._reward = (self._reward or 0.0) + reward
-        return Observation(messages=messages, reward=reward, done=seen.done, state_key=seen.state_key)
-
-    def _joined(self, seen: Sequence[Observation]) -> Observation:
-        """Join the answers to the calls of one reply."""
-        last = seen[-1]
-        rewards = [each.reward for each in seen if each.reward is not None]
+        if role:
+            earned = self._rewards[role]
+            self._rewards[role] = None if reward is None or earned is None else earned + reward
         return Observation(
-            messages=tuple(message for each in seen for message in each.messages),
-            reward=sum(rewards) if rewards else None,
-            done=any(each.done for each in seen),
-            state_key=last.state_key,
+            messages=messages, reward=reward, done=seen.done, state_key=seen.state_key, role=seen.role
         )
+
+
+def _joined(seen: Sequence[Observation]) -> Observation:
+    """Join the answers to the calls of one reply."""
+    rewards = [each.reward for each in seen if each.reward is not None]
+    return Observation(
+        messages=tuple(message for each in seen for message in each.messages),
+        reward=sum(rewards) if rewards else None,
+        done=any(each.done for each in seen),
+        state_key=seen[-1].state_key,
+        role=seen[-1].role,
+    )
+
+
+def _score(where: str, score: Any) -> Score:
+    """Convert a world's own score. Raises EnvError if it is none."""
+    try:
+        return msgspec.convert(score, Score)
+    except msgspec.ValidationError as error:
+        raise EnvError(f"{where}: expected a score: {error}") from error
 
 
 def _shown(task: Task) -> Mapping[str, Any]:
