@@ -12,6 +12,7 @@ from sparring.envs.config import EnvConfig
 from sparring.envs.factory import ReadRows, WorldFactory
 from sparring.envs.reward_calls import ByName, name_of
 from sparring.envs.reward_function import OUTSIDE, RewardFunction, RewardFunctionWithPython, outside
+from sparring.envs.guests.openenv import OpenEnvServer
 from sparring.envs.guests.pool import Guests
 from sparring.envs.guests.world import GuestWorld
 from sparring.envs.rubrics.judges import Judges
@@ -49,7 +50,7 @@ def load_env(config: EnvConfig, read_rows: ReadRows | None = None, judges: Judge
         world = RubricWorldWithPython if "python" in config.tools else RubricWorld
         return WorldFactory("rubric", partial(world, rubric), config, read_rows)
     if config.guest is not None:
-        guests = Guests(config.guest)
+        guests = OpenEnvServer(config.guest.url) if config.guest.url else Guests(config.guest)
         make = partial(GuestWorld, guests, guests.roles_with(config.args), config.args)
         if "tasks" in guests.functions:
             rows = guests.ask("tasks", config.args)

@@ -23,10 +23,13 @@ ADAPTERS = Path(__file__).parent / "adapters"
 class GuestConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[env.guest]`: a world of other people, in an interpreter of its own."""
 
-    command: str
+    url: str = ""
+    """Address of a running OpenEnv server, `ws://HOST:PORT`, instead of `command` and `python`."""
+
+    command: str = ""
     """Adapter that ships with Sparring, such as `gymnasium`, or `path/to/file.py` (docs/guests.md)."""
 
-    python: str
+    python: str = ""
     """Interpreter of the guest: a name that `sparring env add` made, or the path of a Python with the world's
     packages."""
 
@@ -37,6 +40,12 @@ class GuestConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     variables: dict[str, str] = {}
     """Environment variables of the guest beside PATH, HOME, TMPDIR, TZ and those of the language. It gets no other
     variable of the run."""
+
+    def __post_init__(self) -> None:
+        if bool(self.url) == bool(self.command) or bool(self.command) != bool(self.python):
+            raise ValueError("give command and python, or url")
+        if self.processes < 0:
+            raise ValueError(f"processes must be 0 or more, got {self.processes}")
 
 
 class Guests:
