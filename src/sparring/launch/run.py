@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing, contextmanager
@@ -153,7 +154,6 @@ async def opened(config: RunConfig, begun: Path | None = None) -> AsyncIterator[
     """
     from sparring.envs.rubrics.judges import Judges
     from sparring.harness.by_environment import mounts_of
-    from sparring.rollout.load import CappedBoxes
     from sparring.sandbox.make import make_boxes
     from sparring.store.sqlite import SqliteStore
 
@@ -175,7 +175,7 @@ async def opened(config: RunConfig, begun: Path | None = None) -> AsyncIterator[
         sinks = load_sinks(config.observe, folder, name=config.run.name, recipe=recipe)
         sink = Fanout([*sinks, progress(config.observe)], store.event)
         cluster = cluster_of(config, tell=sink.event)
-        boxes = CappedBoxes(make_boxes(config.sandbox, mounts_of(harness)), config.sandbox.starting)
+        boxes = make_boxes(config.sandbox, mounts_of(harness))
         try:
             yield Context(
                 config=config,
@@ -184,6 +184,7 @@ async def opened(config: RunConfig, begun: Path | None = None) -> AsyncIterator[
                 sink=sink,
                 cluster=cluster,
                 boxes=boxes,
+                box_starts=asyncio.Semaphore(config.sandbox.starting),
                 factory=factory,
                 harness=harness,
                 judges=judges,

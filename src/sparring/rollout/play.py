@@ -35,7 +35,6 @@ from sparring.rollout.config import RolloutConfig
 from sparring.rollout.episode import RunningEpisode, SessionRecorder
 from sparring.rollout.guarded_env import GuardedEnv
 from sparring.rollout.journal import Journal, Journals, Playback
-from sparring.rollout.load import CappedBoxes
 from sparring.rollout.metrics import HarnessEnds
 from sparring.rollout.outcomes import ANSWERED, CANCELLED, MALFORMED, broken_by, ended_as, is_about, outcome_at
 from sparring.rollout.phases import Phases, Waits
@@ -70,12 +69,12 @@ class Player:
     result while the environment is open.
 
     Attributes:
-        boxes: pool of boxes, for tasks with a `box`. With `CappedBoxes`, an attempt that waits for other boxes to start
-            is in the phase `box queue`, which has no limit.
+        boxes: pool of boxes, for tasks with a `box`.
         recorder: opener of sessions, which are answered by the journal, then by an engine.
         config: limits and retries.
         executors: makes the executor of an environment, with `shared` from the factory. With `InlineExecutor`, an
             environment that blocks also blocks the event loop.
+        box_starts: places for boxes that start; an attempt without one is in the phase `box queue`. None: no limit.
         log: journals of the attempts. With a store, rollouts that an earlier process began are resumed.
         close_failures: latest errors of closing environments and boxes; they change no outcome.
         abandoned: number of environments whose code continued after it was cancelled.
@@ -88,6 +87,7 @@ class Player:
     config: RolloutConfig
     _: KW_ONLY
     executors: Callable[..., Executor] = InlineExecutor
+    box_starts: asyncio.Semaphore | None = None
     log: Journals = field(default_factory=Journals)
     report: Callable[[str], None] = lambda sentence: None
 
@@ -236,19 +236,16 @@ class Player:
         spec = self._box_of(episode)
         if spec is None:
             return
-        phases, boxes = episode.env.phases, self.boxes
-        pool, starts = (boxes.pool, boxes.starts) if isinstance(boxes, CappedBoxes) else (boxes, None)
-        if starts is not None:
-            with phases.within("box queue"):
-                await starts.acquire()
+        phases, starts = episode.env.phases, self.box_starts or asyncio.Semaphore()
+        with phases.within("box queue"):
+            await starts.acquire()
         try:
             with phases.within("box"):
-                episode.box = await episode.env.preparation.take(pool, spec)
+                episode.box = await episode.env.preparation.take(self.boxes, spec)
         except BadInput as error:
             raise TaskError(str(error)) from error
         finally:
-            if starts is not None:
-                starts.release()
+            starts.release()
 
     def _box_of(self, episode: RunningEpisode) -> BoxSpec | None:
         """Return the spec of an episode's box: the task's, extended by a harness that runs a program; None if it needs

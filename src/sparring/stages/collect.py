@@ -226,6 +226,7 @@ async def _open_teacher(context: Context, name: str, others: Mapping[str, Engine
             context.harness,
             config.rollout,
             executors=THREADS.executor,
+            box_starts=context.box_starts,
         )
     finally:
         await close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,12 +102,14 @@ class Context(RunFiles):
     """Parts that all stages of a run share. The code that opened them closes them.
 
     Attributes:
+        box_starts: places for boxes that start, over training, baselines and evaluation together.
         replay: steps to replay instead of training, or None.
     """
 
     sink: Sink
     cluster: Cluster
     boxes: Boxes
+    box_starts: asyncio.Semaphore
     factory: EnvFactory
     harness: Harness
     judges: Judges

@@ -256,6 +256,7 @@ class Demonstrations:
             context.harness,
             config,
             executors=THREADS.executor,
+            box_starts=context.box_starts,
             report=report,
         )
 

@@ -49,6 +49,7 @@ def rollout_runner(
         context.harness,
         context.config.rollout,
         executors=THREADS.executor,
+        box_starts=context.box_starts,
         log=Journals(context.store if rebuilds else None, begins=True),
         report=lambda sentence: context.sink.event("rollout", sentence),
     )
