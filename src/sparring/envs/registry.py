@@ -51,11 +51,11 @@ def load_env(config: EnvConfig, read_rows: ReadRows | None = None, judges: Judge
     if isinstance(world, type) and issubclass(world, Env):
         args = env_args(config.args, world.Args)
         return WorldFactory(world.__name__, functools.partial(world, args), config, read_rows)
-    expected, do = "a subclass of sparring.Env, or a factory called with the EnvConfig", "derive it from Env"
+    expected, remedy = "a subclass of sparring.Env, or a factory called with the EnvConfig", "derive it from Env"
     if not callable(world):
         raise refusal("env.name", expected, repr(world)[:80], "name one")
-    with boundary(BadInput, "env.name", expected, do):
+    with boundary(BadInput, "env.name", expected, remedy):
         factory: EnvFactory = world(config)
     if not all(callable(getattr(factory, method, None)) for method in ("make", "tasks", "expert", "prove")):
-        raise refusal("env.name", expected, f"{config.name}, which gave {factory!r:.80}", do)
+        raise refusal("env.name", expected, f"{config.name}, which gave {factory!r:.80}", remedy)
     return factory

@@ -35,6 +35,6 @@ def make_boxes(config: SandboxConfig, mounts: Mapping[str, str] | None = None) -
         boxes: Boxes = factory(config, mounts)
     missing = [word for word in ("take", "close") if not callable(getattr(boxes, word, None))]
     if missing:
-        got = f"{type(boxes).__name__} without {' and '.join(missing)}"
-        raise refusal("sandbox.kind", expected, got, "return an object of protocols.Boxes")
+        actual = f"{type(boxes).__name__} without {' and '.join(missing)}"
+        raise refusal("sandbox.kind", expected, actual, "return an object of protocols.Boxes")
     return boxes

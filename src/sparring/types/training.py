@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from sparring.annotations import DECLARED
@@ -68,12 +68,9 @@ class Sample:
         for name, values in (*self.weights.items(), *self.annotations.items()):
             if len(values) != len(self.tokens):
                 raise ValueError(f"sample {self.id}: {name} has {len(values)} values for {len(self.tokens)} tokens")
-        if self.kept is not None and len(self.kept) != len(self.tokens):
-            raise ValueError(f"sample {self.id}: {len(self.kept)} kept sets for {len(self.tokens)} tokens")
-        if self.tops is not None and len(self.tops) != len(self.tokens):
-            raise ValueError(f"sample {self.id}: {len(self.tops)} rows of a teacher for {len(self.tokens)} tokens")
-        if self.bias is not None and len(self.bias) != len(self.tokens):
-            raise ValueError(f"sample {self.id}: {len(self.bias)} biases for {len(self.tokens)} tokens")
+        for what, rows in (("kept sets", self.kept), ("rows of a teacher", self.tops), ("biases", self.bias)):
+            if rows is not None and len(rows) != len(self.tokens):
+                raise ValueError(f"sample {self.id}: {len(rows)} {what} for {len(self.tokens)} tokens")
         if any(values and values[0] for values in self.weights.values()):
             raise ValueError(f"sample {self.id}: the first token has no prediction and cannot carry weight")
 
@@ -114,14 +111,7 @@ class TokenAccount:
 
     def __add__(self, other: TokenAccount) -> TokenAccount:
         return TokenAccount(
-            sampled=self.sampled + other.sampled,
-            trained=self.trained + other.trained,
-            filtered=self.filtered + other.filtered,
-            zero_advantage=self.zero_advantage + other.zero_advantage,
-            failed=self.failed + other.failed,
-            auxiliary=self.auxiliary + other.auxiliary,
-            lost=self.lost + other.lost,
-            dropped=self.dropped + other.dropped,
+            **{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)}
         )
 
     @property

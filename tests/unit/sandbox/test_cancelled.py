@@ -81,7 +81,7 @@ def test_a_box_that_is_closed_while_it_starts_is_closed(bench: Any) -> None:
                 await asyncio.sleep(0)
             await box.close()
             results += await asyncio.gather(running, return_exceptions=True)
-            left.add(box.group)
+            left.add(box.commands.group)
         return results, left
 
     results, left = bench.run(work)

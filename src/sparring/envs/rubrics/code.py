@@ -65,15 +65,17 @@ class ProgramTests:
         the box would truncate (`BadInput`)."""
         column, value = self._config.column, task.data.get(self._config.column)
         if not _tests(value):
-            got = repr(value)[:80]
-            raise refusal(f"column {column}", "a list of {stdin, stdout}, or assert statements", got, "correct the row")
+            actual = repr(value)[:80]
+            raise refusal(
+                f"column {column}", "a list of {stdin, stdout}, or assert statements", actual, "correct the row"
+            )
         if not isinstance(task.data.get("shared", False), bool):
-            got = repr(task.data["shared"])[:80]
-            do = "rename the column, or say whether tests and answer share a process"
-            raise refusal("column shared", "true or false", got, do)
+            actual = repr(task.data["shared"])[:80]
+            remedy = "rename the column, or say whether tests and answer share a process"
+            raise refusal("column shared", "true or false", actual, remedy)
         if all(isinstance(test, Mapping) and not _lines(test["stdout"]) for test in _tests(value)):
-            got, do = "empty outputs alone", "correct the row: a program that does nothing passes"
-            raise refusal(f"column {column}", "a test with an output to print", got, do)
+            actual, remedy = "empty outputs alone", "correct the row: a program that does nothing passes"
+            raise refusal(f"column {column}", "a test with an output to print", actual, remedy)
         texts = [ReadTest(test, f"column {column}") for test in _tests(value) if isinstance(test, str)]
         if len(texts) == len(_tests(value)) and not any(text.can_fail for text in texts):
             expected = "a test that asserts what the answer returns"
@@ -109,10 +111,12 @@ class ProgramTests:
         program = self._program(task.data[column])
         for number, test in enumerate(_tests(task.data[self._config.column]), 1):
             if why := await _failure(program, test, _shares_process(task), box):
-                do = "correct the row, name the column of its right program (reference), or set reference to none"
+                remedy = "correct the row, name the column of its right program (reference), or set reference to none"
                 if isinstance(test, str) and not _shares_process(task):
-                    do += "; tests that need more of the program than plain data need shared = true in the row"
-                raise refusal(f"column {column}", "a program that passes the row's tests", f"test {number}: {why}", do)
+                    remedy += "; tests that need more of the program than plain data need shared = true in the row"
+                raise refusal(
+                    f"column {column}", "a program that passes the row's tests", f"test {number}: {why}", remedy
+                )
         return True
 
     def has_reference(self, task: Task) -> bool:
@@ -134,8 +138,8 @@ class ProgramTests:
                 if why := await _failure(program, test, _shares_process(task), box):
                     break
             else:
-                got = f"{tests[0]!r:.80}, which pass"
-                raise refusal(where, f"tests that a program fails {does}", got, JUDGE_NOTHING)
+                actual = f"{tests[0]!r:.80}, which pass"
+                raise refusal(where, f"tests that a program fails {does}", actual, JUDGE_NOTHING)
             if why.startswith("ModuleNotFoundError"):
                 raise refusal(where, "a test of what boxes have", why, "import modules of Python's library alone")
 

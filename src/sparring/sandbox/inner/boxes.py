@@ -380,11 +380,11 @@ class Box:
         direct = self._direct()
         if direct is not None:
             reap_orphans(direct.pid)
-        held = resident_bytes()
-        if sum(held.values()) + (tcp_bytes() if self._loopback else 0) > self._limits["memory"]:
+        resident = resident_bytes()
+        if sum(resident.values()) + (tcp_bytes() if self._loopback else 0) > self._limits["memory"]:
             tree = parents()
             shares = {
-                run.id: sum(held.get(pid, 0) for pid in below({run.pid}, tree) | {run.pid})
+                run.id: sum(resident.get(pid, 0) for pid in below({run.pid}, tree) | {run.pid})
                 for run in self._runs.values()
             }
             self._hit(self._runs[max(shares, key=shares.__getitem__)], "out of memory")
