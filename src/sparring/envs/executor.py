@@ -60,7 +60,6 @@ class InlineExecutor:
 
     Args:
         shared: ignored, since all share the event loop.
-        grace_s: seconds for cancelled code to end.
     """
 
     def __init__(self, *, shared: bool = False, grace_s: float = GRACE_S) -> None:

@@ -34,7 +34,6 @@ class WorldFactory:
 
     Args:
         name: name of the world, written into its tasks.
-        make: constructor of one instance.
         read_rows: reader of the files that `config` names.
 
     Raises:
@@ -272,6 +271,5 @@ class WorldFactory:
         return sorted(distinct, key=lambda task: derived_seed("held out", identity(task)))[:count]
 
     def _shuffled_task(self, seed: int, index: int) -> Task:
-        """Return a task of the endless stream; every epoch has an order of its own."""
         epoch, place = divmod(index, len(self._train))
         return self._train[order(seed, epoch, len(self._train))[place]]

@@ -282,7 +282,6 @@ def _item(name: str, params: str, seed: int) -> dict[str, Any]:
 
 
 def _dataset(name: str, params: str, seed: int) -> Any:
-    """Return the dataset object with the item at index 0."""
     if name in SEEDED_AT_CREATION:
         return _create(name, params, seed)
     dataset = _create(name, params, 0)

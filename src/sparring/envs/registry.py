@@ -28,7 +28,6 @@ def load_env(config: EnvConfig, read_rows: ReadRows | None = None, judges: Judge
     Args:
         read_rows: reader of data files, `sparring.tasks.files.read_rows`; a parameter because packages of one layer
             never import each other. Only a world with `data` needs it.
-        judges: judges of a rubric, if it has judged parts.
 
     Raises:
         BadInput: the world does not exist, does not have these settings, or its tasks cannot be made.

@@ -104,7 +104,6 @@ class Store(Protocol):
 
         Args:
             after: row number after which to begin.
-            kinds: kinds of entries; None is all.
             name: id that the entries are about; None is any.
         """
 

@@ -142,7 +142,6 @@ class BubblewrapBox:
             call.close_socket()
 
     async def _shows_as_prepared(self, request: Mapping[str, Any]) -> bool:
-        """Return whether a program's files can be shown in the box as it was prepared."""
         with suppress(OSError):
             async with self._as_prepared() as box:
                 call, _ = await box.commands.begin({**request, **BOUNDS, "argv": []}, b"")

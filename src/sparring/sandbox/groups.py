@@ -89,12 +89,7 @@ def hierarchy_of_this_process() -> Hierarchy | None:
 
 
 class BoxGroup:
-    """Group of one box.
-
-    Args:
-        version: version of control groups.
-        folders: its folders, in the order of `Hierarchy.folders`.
-    """
+    """Group of one box."""
 
     def __init__(self, version: int, folders: Sequence[Path]) -> None:
         self._version = version
@@ -144,9 +139,6 @@ class BoxGroup:
 
 class BoxGroups:
     """Groups of the boxes of one pool. Without a hierarchy it makes none.
-
-    Args:
-        hierarchy: where they lie.
 
     Attributes:
         folders: folders of its groups; none before the first.

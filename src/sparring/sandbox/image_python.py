@@ -52,7 +52,6 @@ async def check_has_python(box: Sandbox, image: str) -> None:
 
     Args:
         box: unused box of the image, in which nothing of the policy's has run.
-        image: name of the image.
 
     Raises:
         BadInput: it has no `python3`, or one that does not start.

@@ -14,7 +14,6 @@ def make_boxes(config: SandboxConfig, mounts: Mapping[str, str] | None = None) -
     """Return the pool of `config.kind`.
 
     Args:
-        config: `[sandbox]`.
         mounts: files and folders of the host that agent programs need, by their path in the boxes; None: the boxes run
             no programs.
 

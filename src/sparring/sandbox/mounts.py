@@ -98,7 +98,6 @@ def check_mounts(mounts: Mapping[str, str], where: str, user: int = BOX_USER) ->
     """Refuse mounts that a box must not have, cannot show, or cannot read.
 
     Args:
-        mounts: paths on the host by path in the box.
         where: setting that asked for them, for refusals.
         user: `sandbox.user`, whose files it may show.
 

@@ -67,8 +67,6 @@ def request_of(op: str, spec: BoxSpec, argv: Sequence[str] | str, command: Mappi
     """Return what a box is asked for to run a command.
 
     Args:
-        op: word of the box.
-        argv: program and arguments, or a text of sh.
         command: how it runs, as `protocols.Command`. What lives on has no time limit of the box's.
 
     Raises:

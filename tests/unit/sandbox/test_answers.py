@@ -188,8 +188,7 @@ def test_a_port_in_use_is_the_policy_s(bench: Any) -> None:
 def test_a_reaper_that_is_killed_takes_its_command_with_it(bench: Any) -> None:
     """Whatever it left, in sessions of its own too; beside it, others go on."""
 
-    async def work(boxes: BubblewrapBoxes) -> None:
-        box = await boxes.take(BoxSpec(timeout_s=20.0, processes=32))
+    async def work(box: Any) -> None:
         other = await box.start("echo ready; exec sleep 3600")
         while "ready" not in (await other.output()).stdout:
             pass
@@ -203,12 +202,11 @@ def test_a_reaper_that_is_killed_takes_its_command_with_it(bench: Any) -> None:
         assert "sleep 3000" not in told.replace("sleep 3000 >", "") and "sleep 3600" in told
         assert not other.ended
 
-    bench.run(work)
+    bench.box(work, BoxSpec(timeout_s=20.0, processes=32))
 
 
 def test_a_fork_bomb_beside_others_ends_alone(bench: Any) -> None:
-    async def work(boxes: BubblewrapBoxes) -> None:
-        box = await boxes.take(BoxSpec(timeout_s=20.0, processes=48))
+    async def work(box: Any) -> None:
         other = await box.start("echo ready; exec sleep 3600")
         while "ready" not in (await other.output()).stdout:
             pass
@@ -222,7 +220,7 @@ def test_a_fork_bomb_beside_others_ends_alone(bench: Any) -> None:
         count = "import os; print(sum(n.isdigit() for n in os.listdir('/proc')))"
         assert (await box.python(count)).stdout == "4\n"  # pid 1, the other with its reaper, this one
 
-    bench.run(work)
+    bench.box(work, BoxSpec(timeout_s=20.0, processes=48))
 
 
 def test_places_for_commands_are_bounded(bench: Any) -> None:
@@ -239,8 +237,7 @@ def test_places_for_commands_are_bounded(bench: Any) -> None:
 
 
 def test_files_of_the_parent_do_not_leak(bench: Any) -> None:
-    async def work(boxes: BubblewrapBoxes) -> int:
-        box = await boxes.take(BoxSpec(timeout_s=20.0))
+    async def work(box: Any) -> int:
         await box.exec(["true"])
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(20):
@@ -251,4 +248,4 @@ def test_files_of_the_parent_do_not_leak(bench: Any) -> None:
                 await box.connect(9)
         return len(os.listdir("/proc/self/fd")) - before
 
-    assert bench.run(work) == 0
+    assert bench.box(work) == 0

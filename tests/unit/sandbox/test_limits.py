@@ -34,11 +34,10 @@ HOGS = {
 
 
 def test_a_fork_bomb_ends_with_its_command(bench: Any) -> None:
-    async def work(boxes: BubblewrapBoxes) -> Any:
-        box = await boxes.take(BoxSpec(timeout_s=1.0))
+    async def work(box: Any) -> Any:
         return await box.python(FORK_BOMB), await box.python(AFTER, timeout_s=20.0)
 
-    bomb, after = bench.run(work)
+    bomb, after = bench.box(work, BoxSpec(timeout_s=1.0))
     assert bomb.timed_out
     assert after.stdout == "True\n"
 
@@ -63,11 +62,10 @@ SEEN = {"one list": True, "one string": False, "shared mapping": False, "deep st
 
 @pytest.mark.parametrize("hog", HOGS)
 def test_memory_is_bounded(bench: Any, hog: str) -> None:
-    async def work(boxes: BubblewrapBoxes) -> Any:
-        box = await boxes.take(BoxSpec(timeout_s=20.0, memory_bytes=64 * MB))
+    async def work(box: Any) -> Any:
         return await box.python(HOGS[hog]), await box.python(AFTER)
 
-    result, after = bench.run(work)
+    result, after = bench.box(work, BoxSpec(timeout_s=20.0, memory_bytes=64 * MB))
     assert result.exit_code != 0
     assert result.out_of_memory is SEEN[hog]
     assert result.out_of_memory or result.stderr.endswith(("MemoryError\n", "Cannot allocate memory\n"))
@@ -117,12 +115,11 @@ def test_one_file_is_bounded(bench: Any) -> None:
 
 
 def test_endless_output_is_bounded_and_ends(bench: Any) -> None:
-    async def work(boxes: BubblewrapBoxes) -> Any:
-        box = await boxes.take(BoxSpec(timeout_s=0.5, output_bytes=1000))
+    async def work(box: Any) -> Any:
         endless = await box.python("while True: print('x' * 1000)"), await box.exec(["yes"])
         return *endless, await box.python("print(1)", timeout_s=20.0)
 
-    code, program, after = bench.run(work)
+    code, program, after = bench.box(work, BoxSpec(timeout_s=0.5, output_bytes=1000))
     for result in (code, program):
         told = f"\n[{result.missing_bytes} bytes missing]\n"
         assert (result.truncated, result.timed_out, len(result.stdout)) == (True, True, 1000 + len(told))
@@ -143,11 +140,10 @@ def test_endless_output_is_bounded_and_ends(bench: Any) -> None:
     ids=["stops itself", "ignores all signals", "closes its output", "forks", "waits for a writer", "does not let go"],
 )
 def test_a_command_that_does_not_end_is_ended(bench: Any, code: str) -> None:
-    async def work(boxes: BubblewrapBoxes) -> Any:
-        box = await boxes.take(BoxSpec(timeout_s=0.3))
+    async def work(box: Any) -> Any:
         return await box.python(code), await box.python(AFTER, timeout_s=20.0)
 
-    stuck, after = bench.run(work)
+    stuck, after = bench.box(work, BoxSpec(timeout_s=0.3))
     assert (stuck.timed_out, stuck.exit_code) == (True, 137)
     assert after.stdout == "True\n"
 

@@ -165,7 +165,6 @@ async def passes(program: str, tests: str, box: Sandbox) -> bool:
 
 
 def _tests(value: Any) -> list[Any]:
-    """Return the tests of a row; empty if the value is not a list of tests."""
     tests = [value] if isinstance(value, str) else list(value) if isinstance(value, (list, tuple)) else []
     return tests if all(map(_is_test, tests)) else []
 

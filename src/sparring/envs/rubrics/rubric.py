@@ -69,9 +69,7 @@ class Rubric:
     """Scorer of single answers. `relative.RelativeScorer` handles the parts that compare the answers of a group.
 
     Args:
-        parts: parts by name.
         workers: processes that check texts; started when needed.
-        judges: judging models.
         proven: cache of rows that passed `prove`.
 
     Attributes:

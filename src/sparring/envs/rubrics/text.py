@@ -172,7 +172,6 @@ def json_worth(part: Json, text: str, target: Any) -> float:
 
 
 def _fields(part: Json, value: Any) -> list[tuple[str, Any]]:
-    """Return (path, value) of each field to compare."""
     where, column_value = f"column {part.column}", value
     if isinstance(value, str):
         with boundary(BadInput, where, "JSON", "correct the row"):

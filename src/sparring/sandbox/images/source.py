@@ -69,13 +69,7 @@ def _opened_file(where: str, expected: str, remedy: str) -> BinaryIO:
 
 
 class SourceTar:
-    """Files of a tar, by their names; links in it are followed.
-
-    Args:
-        file: the tar, uncompressed, which can be sought.
-        where: its path, for refusals.
-        most_entries: maximum number of its entries.
-    """
+    """Files of an uncompressed tar that can be sought, by their names; links in it are followed."""
 
     def __init__(self, file: BinaryIO, where: str, most_entries: int) -> None:
         self._file = file
@@ -161,17 +155,12 @@ class Archive:
         self._read_config(text)
 
     def layer(self, at: int) -> tuple[str, LayerStream]:
-        """Return a layer's place, for refusals, and its bytes.
-
-        Args:
-            at: its index, from the lowest.
-        """
+        """Return the place of a layer, for refusals, and its bytes; the lowest is 0."""
         name, digest, size = self._layers[at]
         where = f"{self._where}: layer {digest or name}"
         return where, LayerStream(self._source.open(name), where, digest, size, self.diff_ids[at], self._bounds)
 
     def _text(self, name: str, digest: str = "", size: int = -1) -> bytes:
-        """Return a small file, compared with its digest."""
         where = f"{self._where}: {name}"
         with self._source.open(name) as file:
             checked = Checked(file, where, digest, min(MOST_TEXT_BYTES, size if size >= 0 else MOST_TEXT_BYTES), SAVE)
@@ -304,11 +293,9 @@ class LayerStream(Checked):
 
 @contextmanager
 def opened(path: Path, bounds: Bounds, scratch: Path) -> Iterator[Archive]:
-    """Open an archive.
+    """Open an archive: the folder of an OCI layout; or a tar of one, or of `docker save`, perhaps compressed.
 
     Args:
-        path: folder of an OCI layout; or a tar of one, or of `docker save`, perhaps compressed.
-        bounds: most that the image may hold.
         scratch: folder for a decompressed archive, which has no name there.
 
     Raises:

@@ -112,8 +112,6 @@ class ImageStore:
 
         Args:
             archive: folder of an OCI layout, or a tar of one or of `docker save`.
-            name: name in this store.
-            bounds: most that the image may hold.
             told: called with a line for every layer.
 
         Raises:

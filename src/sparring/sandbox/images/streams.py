@@ -47,8 +47,6 @@ class Checked(io.RawIOBase):
     """Reader of a stream that hashes what passes, and refuses more than a bound.
 
     Args:
-        file: the stream.
-        where: its place, for refusals.
         digest: digest that its bytes must have, `algorithm:hex`; "" for none.
         most_bytes: maximum number of its bytes.
         remedy: what to do if there are more.
@@ -91,12 +89,8 @@ class Checked(io.RawIOBase):
 
 
 class TarStream:
-    """Tar that is read forwards, as tarfile sees it. Headers are small: one of gigabytes would be read into memory.
-
-    Args:
-        file: the tar, uncompressed.
-        where: its place, for refusals.
-    """
+    """Uncompressed tar that is read forwards, as tarfile sees it. Headers are small: one of gigabytes would be read
+    into memory."""
 
     def __init__(self, file: BinaryIO, where: str) -> None:
         self._file = file

@@ -38,10 +38,8 @@ class LayerTree:
     """Layer that is being unpacked.
 
     Args:
-        tree: its empty folder.
         lower: the layers below it, topmost first, whose links and folders its paths lead through.
         owner: arguments of chown for everything in it; None leaves the owner.
-        bounds: most that it may hold.
 
     Attributes:
         num_bytes: bytes of its files.
