@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from boxed_program import run_program
 
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
@@ -76,14 +77,8 @@ def in_programs_box(argv: list[str], mounts: dict[str, str] | None = None) -> Ex
             "PYTHONPATH": "/opt/tests",
         }
 
-        async def served(listening: Any) -> None:
-            listening.close()
-            await asyncio.Event().wait()
-
         try:
-            return await box.program(  # type: ignore[attr-defined]
-                argv, environment=environment, port=9000, timeout_s=60.0, output_bytes=1 << 16, served=served
-            )
+            return await run_program(box, argv, environment=environment)
         finally:
             await boxes.close()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from boxed_program import run_program
 from image_files import SHELL, copy_programs, empty_image, readable
 from suite import short_of
 
@@ -103,13 +104,7 @@ def run() -> Iterator[Callable[[Work], Any]]:
 
 async def ran(box: Any, *argv: str) -> Any:
     """Run a program that asks nothing."""
-
-    async def silent(listening: Any) -> None:
-        with listening:
-            await asyncio.Event().wait()
-
-    named = {"environment": {"PATH": "/usr/bin"}, "port": 8700, "timeout_s": 20.0, "output_bytes": 999}
-    return await box.program(argv or [f"{FOLDER}/agent", "ran"], **named, served=silent)
+    return await run_program(box, [*(argv or (f"{FOLDER}/agent", "ran"))], environment={"PATH": "/usr/bin"})
 
 
 TRAPS = (

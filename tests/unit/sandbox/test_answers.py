@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from boxed_program import run_program
 
 from sparring.errors import SandboxError
 from sparring.sandbox.box import BubblewrapBox
@@ -20,7 +21,7 @@ from sparring.sandbox.config import SandboxConfig
 from sparring.sandbox.fault import Exhausted, PortTaken
 from sparring.sandbox.roots import Root
 from sparring.sandbox.server import Server
-from sparring.types import BoxSpec, ExecResult
+from sparring.types import BoxSpec
 
 Frame = tuple[dict[str, Any], bytes]
 Answers = Callable[[asyncio.StreamWriter, dict[str, Any]], Awaitable[None]]
@@ -166,20 +167,13 @@ def test_a_port_in_use_is_the_policy_s(bench: Any) -> None:
         box: Any = await pool.take(BoxSpec(timeout_s=20.0))
         code = "import socket\ns = socket.create_server(('127.0.0.1', 8700))\nprint('up', flush=True)\ns.accept()"
 
-        async def served(listening: socket.socket) -> None:
-            with listening:
-                await asyncio.Event().wait()
-
-        async def program() -> ExecResult:
-            return await box.program(["true"], environment={}, port=8700, timeout_s=20.0, output_bytes=9, served=served)
-
         holder = await box.start(["python3", "-c", code])
         while "up" not in (await holder.output()).stdout:
             pass
         with pytest.raises(PortTaken, match="8700"):
-            await program()
+            await run_program(box, ["true"])
         await holder.close()
-        assert (await program()).exit_code == 0
+        assert (await run_program(box, ["true"])).exit_code == 0
         await pool.close()
 
     asyncio.run(main())
