@@ -1,8 +1,9 @@
-"""An agent program of a test in a box, whose port nobody answers at."""
+"""Programs of tests in boxes, and the processes that they are."""
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 from sparring.types import ExecResult
@@ -17,3 +18,12 @@ async def run_program(box: Any, argv: list[str], **command: Any) -> ExecResult:
 
     result: ExecResult = await box.program(argv, port=8700, served=silent, **command)
     return result
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the process ids of all children of a process and theirs."""
+    found = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, children.read_text().split()):
+            found += [child, *descendants(child)]
+    return found

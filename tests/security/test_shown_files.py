@@ -7,7 +7,6 @@ import asyncio
 import os
 import resource
 import shutil
-import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 from boxed_program import run_program
-from image_files import SHELL, copy_programs, empty_image, readable
+from image_files import SHELL, copy_programs, empty_image, open_folder, readable
 from suite import short_of
 
 from sparring.errors import PolicyFailure, SandboxError, SpoiltFile
@@ -87,10 +86,7 @@ class Shown:
 
 @pytest.fixture(scope="module")
 def run() -> Iterator[Callable[[Work], Any]]:
-    # pytest's own folder is below /tmp, of which boxes have one of their own
-    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
-    folder.chmod(0o755)
-    with asyncio.Runner() as runner:
+    with open_folder() as folder, asyncio.Runner() as runner:
         shown = Shown(folder)
 
         async def bounded(work: Work) -> Any:
@@ -99,7 +95,6 @@ def run() -> Iterator[Callable[[Work], Any]]:
 
         yield lambda work: runner.run(bounded(work))
         runner.run(shown.pool.close())
-    shutil.rmtree(folder)
 
 
 async def ran(box: Any, *argv: str) -> Any:

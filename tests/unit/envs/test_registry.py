@@ -10,13 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 from refusals import refused_at
+from segments import answer, finished
 
 from sparring.envs.config import Columns, EnvConfig
 from sparring.envs.registry import load_env
 from sparring.envs.splits import overlap
 from sparring.errors import BadInput
 from sparring.tasks.files import read_rows
-from sparring.types import BoxSpec, Limits, Message, Outcome, Segment, Task, Trajectory
+from sparring.types import BoxSpec, Limits, Task
 
 WORLD = '''
 import msgspec
@@ -194,10 +195,7 @@ def test_a_reward_function_over_a_file(tmp_path: Path) -> None:
 
 async def reward_of(world: Any, task: Task, text: str) -> float | None:
     await world.open(task, None)
-    reply = Segment(index=0, parent=None, source="expert", tokens=(), message=Message(role="assistant", content=text))
-    outcome = Outcome(kind="completed", reason="answered")
-    score = await world.score(Trajectory(id="r", task=task.id, role="policy", segments=(reply,), outcome=outcome))
-    return score.reward
+    return (await world.score(finished(answer(text), task=task.id))).reward
 
 
 def test_held_out_prompts_never_train_whatever_the_order_of_the_file(tmp_path: Path) -> None:

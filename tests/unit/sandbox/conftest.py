@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from boxed_program import descendants
 
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
@@ -56,15 +56,6 @@ def bench() -> Iterator[Bench]:
         boxes = BubblewrapBoxes(SandboxConfig(servers=2, concurrency=4))
         yield Bench(runner, boxes)
         runner.run(boxes.close())
-
-
-def descendants(pid: int) -> list[int]:
-    """Process ids of all children of a process and theirs."""
-    found = []
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, children.read_text().split()):
-            found += [child, *descendants(child)]
-    return found
 
 
 @pytest.fixture

@@ -23,7 +23,6 @@ from sparring.sandbox.roots import Root
 from sparring.sandbox.server import Server
 from sparring.types import BoxSpec
 
-Frame = tuple[dict[str, Any], bytes]
 Answers = Callable[[asyncio.StreamWriter, dict[str, Any]], Awaitable[None]]
 END = {"end": "exited", "exit": 0, "wall": 0.0, "parts": [2, 0, 0, 0], "totals": [2, 0], "folder": 0, "running": False}
 
