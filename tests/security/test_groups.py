@@ -24,6 +24,7 @@ from sparring.types import BoxSpec
 
 MB = 1 << 20
 HIERARCHY = hierarchy_of_this_process()
+USED = {1: "memory.usage_in_bytes", 2: "memory.current"}
 LEADERS = hogs.LEADERS.replace("EXIT", str(numbers(ALLOWED)["exit"]))
 HOGS = {
     "sockets": hogs.SOCKETS.replace("PAIRS", "100"),
@@ -58,7 +59,8 @@ async def held(code: str, *, is_grouped: bool, **spec: Any) -> tuple[Any, int]:
         while not running.done():
             await asyncio.wait((running,), timeout=0.01)
             group = box.commands.group
-            most = max(most, 0 if group is None else group.held_bytes())
+            if group is not None:
+                most = max(most, int((group.folders[0] / USED[HIERARCHY.version]).read_text()))
         return await running, most
     finally:
         await boxes.close()

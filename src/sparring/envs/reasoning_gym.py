@@ -186,7 +186,6 @@ class ReasoningGym:
         return self._splits[seed].stream(split)
 
     async def prove(self, boxes: Boxes) -> tuple[int, int]:
-        """Return (0, 0): there are no rows to check."""
         return 0, 0
 
     def expert(self, task: Task) -> Expert | None:

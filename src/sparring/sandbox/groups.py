@@ -127,11 +127,6 @@ class BoxGroup:
         has_grown, self._seen = count > self._seen, count
         return has_grown
 
-    def held_bytes(self) -> int:
-        """Return the memory that the kernel holds for the group."""
-        name = "memory.usage_in_bytes" if self._version == 1 else "memory.current"
-        return int((self.folders[0] / name).read_text())
-
     def remove(self) -> bool:
         """Remove the group. Return False if a process of it is still ending."""
         return all([_remove(folder) for folder in self.folders])

@@ -214,14 +214,9 @@ async def _shared_failure(program: str, test: str, box: Sandbox) -> str:
 
     A program can exit with status 0 at any time, so success is a secret printed after the assertions. A program can
     still find it in the interpreter's frames, and there are shorter ways to cheat."""
-    passed = secrets.token_hex(16)
-    result = await box.python(_shared_code(program, test, passed))
+    passed, defined = secrets.token_hex(16), ReadTest(test, "a test").defined
+    result = await box.python(SHARED.format(program=program, test=test, passed=passed.encode(), defined=defined))
     return "" if result.stderr.endswith(passed) else _last_words(result)
-
-
-def _shared_code(program: str, test: str, passed: str) -> str:
-    defined = ReadTest(test, "a test").defined
-    return SHARED.format(program=program, test=test, passed=passed.encode(), defined=defined)
 
 
 def _last_words(result: ExecResult) -> str:
