@@ -200,19 +200,10 @@ def test_without_the_tool_there_is_neither_tool_nor_box_nor_expert() -> None:
     ("dataset", "said"),
     [
         ({"name": "gdc"}, r"env.args.datasets.0.name: expected one of ab"),
-        (
-            {"name": "gcd", "params": {"max": 3}},
-            "datasets.0.params: expected parameters of gcd",
-        ),
-        (
-            {"name": "gcd", "params": {"min_value": -1}},
-            "datasets.0.params: expected parameters",
-        ),
+        ({"name": "gcd", "params": {"max": 3}}, "datasets.0.params: expected parameters of gcd"),
+        ({"name": "gcd", "params": {"min_value": -1}}, "datasets.0.params: expected parameters"),
         ({"name": "gcd", "params": {"seed": 1}}, "datasets.0.params.seed: expected no such key"),
-        (
-            {"name": "sudoku", "demonstrations": 3},
-            "datasets.0.demonstrations: expected 0",
-        ),
+        ({"name": "sudoku", "demonstrations": 3}, "datasets.0.demonstrations: expected 0"),
         ({"name": "gcd", "coverage": "full"}, "env.args: .* got datasets.0.coverage: expected one of"),
         ({"name": "gcd", "weight": 0}, "at least one dataset must have a weight above 0"),
         ({"name": "gcd", "tool_share": 1.5}, "tool_share must be between 0 and 1"),

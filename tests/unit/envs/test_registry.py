@@ -88,11 +88,7 @@ def test_a_class_in_a_package_and_a_built_in() -> None:
         ("WORLD:NUMBER", {}, "env.name: expected a subclass of sparring.Env"),
         ("nowhere.py:Guess", {}, "env.name: expected a Python file"),
         ("no_such_package.worlds:Guess", {}, "env.name: expected an installed module no_such_package.worlds"),
-        (
-            "WORLD:Guess",
-            {"sise": 3},
-            r"env.args: expected settings",
-        ),
+        ("WORLD:Guess", {"sise": 3}, r"env.args: expected settings"),
         ("WORLD:Guess", {"size": "3"}, "got size: expected an integer"),
         ("WORLD:Guess", {"sides": [1, "b"]}, "got sides.1: expected a.* integer"),
     ],
@@ -116,11 +112,7 @@ DRAW = "def generate(self, random): return "
 @pytest.mark.parametrize(
     ("base", "body", "said"),
     [
-        (
-            "object",
-            "pass",
-            r"env.name: expected a subclass",
-        ),
+        ("object", "pass", r"env.name: expected a subclass"),
         (
             "object",
             "def __init__(self, config): pass",
@@ -133,11 +125,7 @@ DRAW = "def generate(self, random): return "
         ("Env", f"{DRAW}'text'", "W.generate: expected a dict"),
         ("Env", f"{DRAW}None", "W.generate: expected a dict"),
         ("Env", f"async {DRAW}{{}}", "W.generate: expected a dict"),
-        (
-            "Env",
-            f"{DRAW}{{'prompt': [{{'role': 'user'}}]}}",
-            "expected a text",
-        ),
+        ("Env", f"{DRAW}{{'prompt': [{{'role': 'user'}}]}}", "expected a text"),
         ("Env", f"{DRAW}{{'prompt': None}}", "expected a text"),
         ("Env", f"{DRAW}{{'prompt': 'a', 'o': object()}}", "expected data that can be written down, .* type object"),
         (
@@ -241,12 +229,7 @@ def test_rows_of_one_prompt_are_distinguished_by_a_key_column(tmp_path: Path) ->
         ([{"prompt": "a", "answer": "1"}], REWARD, {}, "env.held_out: expected fewer than the 1 different prompts"),
         (ROWS, REWARD, {}, "data.jsonl:1: expected a column"),
         ([{"prompt": "a"}, {"prompt": "b"}], REWARD, {}, "task reward/train/1: expected a column 'answer'"),
-        (
-            [{"prompt": "a", "answer": "b", "id": 1}] * 2,
-            REWARD,
-            {},
-            "expected rows",
-        ),
+        ([{"prompt": "a", "answer": "b", "id": 1}] * 2, REWARD, {}, "expected rows"),
         (ROWS, "reward = 3\n", {}, "env.reward: expected a function"),
     ],
 )
