@@ -39,7 +39,7 @@ from sparring.errors import BadInput, SparringError
 from sparring.observe.terminal import guard_terminal, printable, say
 
 if TYPE_CHECKING:
-    from sparring.launch.ending import Ending
+    from sparring.launch.interrupts import Ending
 
 CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
 """Errors of a path that this user cannot open, or that names no file."""
@@ -120,7 +120,7 @@ def guarded(verb: Callable[[], int], command: str, ending: Ending | None = None)
         ending: handler of the signals that end `run` and `eval`; None makes one.
     """
     from sparring.disk import shortage  # not for --help, and while files can be opened
-    from sparring.launch.ending import STATUS, Ending
+    from sparring.launch.interrupts import STATUS, Ending
     from sparring.observe.wait_reports import telling_waits
 
     ending = ending or Ending()

@@ -16,8 +16,8 @@ from sparring.engine.config import BatchConfig, EngineConfig
 from sparring.errors import refusal
 from sparring.generation import Completion, GenerateRequest, Sampling
 from sparring.kernels.devices import Device, resolve_device
-from sparring.launch.block import block
 from sparring.launch.checkpoint import checkpoint_or_hub
+from sparring.launch.interrupts import block
 from sparring.model.config import DType, Numerics
 from sparring.model.hub import base_folder
 from sparring.render.load import load_renderer

@@ -7,11 +7,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from sparring.errors import BadInput
-from sparring.launch.begun import config_differences
 from sparring.launch.checkpoint import CONFIG, open_record
+from sparring.launch.resume import NO_DIFFERENCE, config_differences, in_words, is_among
 from sparring.model.hub import model_folder
 from sparring.recipe.load import load_recorded
 from sparring.recipe.run_config import RunConfig
@@ -30,8 +28,8 @@ from sparring.weights.compare import TensorDifference, first_tensor_difference, 
 OFFLINE = ("sft", "preference", "reward_model")
 """Stages that train on rows; their metrics are compared."""
 
-PLACES = ("run.name", "run.directory", "run.after")
-"""Settings of a run's location, which are not compared."""
+NOT_COMPARED = (*NO_DIFFERENCE, "run.name", "run.directory", "run.after")
+"""Settings that are not compared: what a resume may change, and a run's location."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,8 +65,8 @@ def compare_runs(left: Path, right: Path) -> ComparedRuns:
             RecordedRun(folder=left, config=load_recorded(left / CONFIG), store=first),
             RecordedRun(folder=right, config=load_recorded(right / CONFIG), store=second),
         )
-        settings = config_differences(*(msgspec.to_builtins(run.config) for run in runs))
-        settings = [setting for setting in settings if not setting.startswith(tuple(f"{key} (" for key in PLACES))]
+        differences = config_differences(*(run.config for run in runs)).items()
+        settings = in_words({path: values for path, values in differences if not is_among(path, NOT_COMPARED)})
         lines = [f"settings that differ: {', '.join(settings)}"] if settings else []
         equal: list[str] = []
         for stage, comparison in _comparisons(*runs):

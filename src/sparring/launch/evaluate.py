@@ -19,10 +19,10 @@ from sparring.dashboard.evaluations import FOLDERS
 from sparring.engine.config import EngineConfig
 from sparring.envs.rubrics.config import Function
 from sparring.errors import refusal
-from sparring.launch.begun import keep_tokenizer
-from sparring.launch.block import block
 from sparring.launch.checkpoint import CONFIG, find_checkpoint
+from sparring.launch.interrupts import block
 from sparring.launch.rehearsal import rehearse
+from sparring.launch.resume import keep_tokenizer
 from sparring.launch.run import answered_outside, opened
 from sparring.model.config import ModelConfig, ServedConfig
 from sparring.observe.config import ObserveConfig

@@ -13,8 +13,8 @@ import msgspec
 
 from sparring.cluster.config import ClusterConfig
 from sparring.errors import BadInput, refusal
-from sparring.launch.block import block
 from sparring.launch.checkpoint import CONFIG, STORE, open_record
+from sparring.launch.interrupts import block
 from sparring.launch.run import cluster_of, opened
 from sparring.model.peft import is_adapter
 from sparring.protocols import Engine

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from sparring.errors import BadInput, naming_memory, refusal
-from sparring.launch.begun import as_begun, claim, compare, raised
-from sparring.launch.block import block
 from sparring.launch.checkpoint import STORE
+from sparring.launch.interrupts import block
 from sparring.launch.rehearsal import rehearse
+from sparring.launch.resume import as_begun, claim, compare, raised
 from sparring.observe.progress import progress
 from sparring.observe.sinks.load import check_sinks, load_sinks
 from sparring.observe.sinks.sink import Fanout
@@ -79,8 +79,7 @@ def _earlier_recipes(config: RunConfig, begun: tuple[str, ...]) -> list[RunConfi
 async def _run(config: RunConfig) -> Path:
     there = (Path(config.run.directory) / config.run.name).exists()
     async with opened(config) as context:
-        changes = raised(context.folder, config)
-        if changes or any(context.done(stage) is None for stage in config.run.stages):
+        if raised(context.folder, config) or any(context.done(stage) is None for stage in config.run.stages):
             from sparring.stages.preflight.directory import check_directory
 
             try:
@@ -94,7 +93,7 @@ async def _run(config: RunConfig) -> Path:
                 raise
             for fact in facts:
                 context.sink.event("check", fact)
-        claim(context, changes)  # last, so that a refused recipe can be corrected
+        claim(context)  # last, so that a refused recipe can be corrected
         remember_others(context)
         with _keep_memory_warning(context):
             async with answered_outside(config, context.folder, context.sink.event):

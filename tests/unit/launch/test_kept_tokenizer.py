@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from sparring.dashboard.page_data import vocabulary
-from sparring.launch.begun import keep_tokenizer
+from sparring.launch.resume import keep_tokenizer
 from sparring.recipe.run_config import RunConfig
 
 
