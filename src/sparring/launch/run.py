@@ -355,8 +355,8 @@ def _check_recorded(folder: Path) -> None:
 
     weights = next((path for kind in ("checkpoints/step-*", "model") for path in folder.glob(f"*/{kind}")), None)
     if is_blank(folder / STORE) and weights is not None:
-        do = "restore it from a copy, or choose another [run] name (--name)"
-        raise refusal(str(folder / STORE), f"the record of the run that wrote {weights}", "an empty one", do)
+        advice = "restore it from a copy, or choose another [run] name (--name)"
+        raise refusal(str(folder / STORE), f"the record of the run that wrote {weights}", "an empty one", advice)
 
 
 def check_recipe(config: RunConfig, worker: Sequence[str] = ()) -> list[str]:

@@ -55,11 +55,11 @@ async def outside(
     with boundary(BadInput, str(folder), "a folder that can be created", "choose another --name"):
         folder.mkdir(parents=True, exist_ok=True)
     earlier = (_read_keys(keys_of / KEYS) if keys_of is not None else None) or _read_keys(path)
-    keys = earlier or RunKeys(worker=f"wk-{secrets.token_urlsafe(24)}", reward=f"rk-{secrets.token_urlsafe(24)}")
+    keys = earlier or new_keys()
     async with gateway_here().open_outside(
         keys, config.gateway.listen, config.gateway.lease_s, gateway.rstrip("/")
     ) as url:
-        write_keys(path, KeysFile(url=url, worker_key=keys.worker, reward_key=keys.reward))
+        write_keys(path, url, keys)
         tell("run", f"programs elsewhere: {url}, keys in {path}")
         yield
 
@@ -76,6 +76,12 @@ def _read_keys(path: Path) -> RunKeys | None:
     return RunKeys(worker=file.worker_key, reward=file.reward_key)
 
 
-def write_keys(path: Path, keys: KeysFile) -> None:
+def new_keys() -> RunKeys:
+    """Return random keys."""
+    return RunKeys(worker=f"wk-{secrets.token_urlsafe(24)}", reward=f"rk-{secrets.token_urlsafe(24)}")
+
+
+def write_keys(path: Path, url: str, keys: RunKeys) -> None:
     """Write the file of keys, readable only by its owner."""
-    write_whole(path, msgspec.json.encode(keys), mode=0o600)
+    file = KeysFile(url=url, worker_key=keys.worker, reward_key=keys.reward)
+    write_whole(path, msgspec.json.encode(file), mode=0o600)

@@ -166,10 +166,10 @@ def try_program(trial: ProgramTrial, say: Say) -> bool:
 
 
 async def _try(trial: ProgramTrial, program: str, say: Say) -> bool:
-    renderer, left = _renderer(), iter(trial.replies)
+    renderer, replies = _renderer(), iter(trial.replies)
 
     def script(request: GenerateRequest) -> Sequence[int]:
-        reply = next(left, None) or said_to(WANTED.get())
+        reply = next(replies, None) or said_to(WANTED.get())
         return reply_tokens(renderer, reply)
 
     engine = ScriptedEngine(script)
@@ -245,8 +245,8 @@ def _lines_of_reply(place: int | None, segments: Sequence[Segment]) -> Iterator[
     yield f"   reply, {len(reply.tokens)} ids: {' '.join(texts) or 'nothing'}"
     if request.fork is not None:
         fork = request.fork
-        left, right = _short(fork.before), _short(fork.after)
-        yield f"   begins a branch: {fork.reason}, message {fork.message}: {left!r} -> {right!r}"
+        before, after = _short(fork.before), _short(fork.after)
+        yield f"   begins a branch: {fork.reason}, message {fork.message}: {before!r} -> {after!r}"
     else:
         yield "   begins the conversation" if request.parent is None else "   goes on"
 

@@ -102,7 +102,7 @@ def test_a_search_holds_up_no_other_request(sample_run: Path) -> None:
     assert ask("/rollouts") == 200
     index = page._index
     line = index.lines()[0]
-    index._lines[line.stage][line.shown["id"]] = dataclasses.replace(line, text=Searched(line.text))
+    index._lines[line.stage][line.facts["id"]] = dataclasses.replace(line, text=Searched(line.text))
     with ThreadPoolExecutor() as pool:
         search = pool.submit(ask, "/rollouts?words=gcd")
         assert searching.wait(30) and ask("/figures") == ask("/rollouts") == 200
