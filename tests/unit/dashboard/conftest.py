@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rollouts import LOST, make_rollout
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
@@ -17,20 +18,7 @@ from tokenizers.trainers import BpeTrainer
 
 from sparring.generation import Runs
 from sparring.store.sqlite import SqliteStore
-from sparring.types import (
-    Failure,
-    Fork,
-    Group,
-    Message,
-    Outcome,
-    Rollout,
-    Score,
-    Segment,
-    Task,
-    Timing,
-    Trajectory,
-    Usage,
-)
+from sparring.types import Failure, Fork, Group, Message, Rollout, Score, Segment, Task, Timing, Usage
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 DATASETS = ("basic_arithmetic", "gcd", "base_conversion", "letter_counting")
@@ -102,26 +90,12 @@ class _Maker:
             replace(self.segment(6, "policy", "assistant", "a sum", version), label="auxiliary"),
         )
         sampled = sum(len(s.tokens) for s in segments if s.model)
-        trajectory = Trajectory(
-            id=f"{group}/{index}/policy",
-            task=task.id,
-            role="policy",
-            segments=segments,
-            outcome=Outcome(kind="completed", reason="answered"),
-            usage=Usage(sampled_tokens=sampled, turns=2, tool_calls=1),
-            timing=Timing(wall_s=0.4),
-        )
-        return Rollout(
-            id=f"{group}/{index}", task=task, index=index, attempt=0, purpose="train", trajectories=(trajectory,)
-        )
+        more = {"usage": Usage(sampled_tokens=sampled, turns=2, tool_calls=1), "timing": Timing(wall_s=0.4)}
+        return make_rollout(task, f"{group}/{index}", segments, index=index, **more)
 
     def failed(self, task: Task, group: str, index: int) -> Rollout:
         failure = Failure(error="SandboxError", where="box", message="the host died " + HOSTILE)
-        outcome = Outcome(kind="infra_failed", reason="failure", failure=failure)
-        trajectory = Trajectory(id=f"{group}/{index}/policy", task=task.id, role="policy", segments=(), outcome=outcome)
-        return Rollout(
-            id=f"{group}/{index}", task=task, index=index, attempt=2, purpose="train", trajectories=(trajectory,)
-        )
+        return make_rollout(task, f"{group}/{index}", index=index, attempt=2, outcome=replace(LOST, failure=failure))
 
     def group(self, number: int, version: int, tag: str, rate: float) -> Group:
         task = Task(id=f"{tag}:{number}", env="reasoning_gym", messages=(), tag=tag, seed=number)

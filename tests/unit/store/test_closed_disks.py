@@ -10,7 +10,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from recorded import make_group
+from rollouts import make_group
 
 from sparring.store.sqlite import SqliteStore
 

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rollouts import ANSWERED, LOST, make_rollout
 
 from sparring.generation import Constraint, KeptSets, Runs, Sampling
 from sparring.store.codec import StoredGroup, StoredRollout, decode, encode
@@ -23,7 +24,6 @@ from sparring.types import (
     Task,
     Timing,
     ToolCall,
-    Trajectory,
     Usage,
 )
 
@@ -68,7 +68,7 @@ SCORES = st.builds(
 )
 TRAINABLE = st.sampled_from(
     [
-        Outcome(kind="completed", reason="answered"),
+        ANSWERED,
         Outcome(kind="truncated", reason="timeout"),
         Outcome(kind="policy_failed", reason="failure", failure=Failure(error="EnvError", where="env", message="x")),
     ]
@@ -108,18 +108,16 @@ def segments(draw, index: int = 0) -> Segment:
 @st.composite
 def rollouts(draw, task: Task, number: int, outcomes=TRAINABLE) -> Rollout:
     """A rollout with one trajectory."""
-    trajectory = Trajectory(
-        id=f"rl/0/{number}",
-        task=task.id,
-        role="policy",
-        segments=tuple(draw(segments(i)) for i in range(draw(st.integers(0, 3)))),
+    return make_rollout(
+        task,
+        f"rl/0/{number}",
+        [draw(segments(i)) for i in range(draw(st.integers(0, 3)))],
+        index=number,
+        attempt=draw(COUNTS),
         outcome=draw(outcomes),
         usage=Usage(sampled_tokens=draw(COUNTS)),
         timing=Timing(wall_s=draw(NUMBERS)),
         origin=draw(st.none() | st.just(("rl/0/9", 3))),
-    )
-    return Rollout(
-        id=trajectory.id, task=task, index=number, attempt=draw(COUNTS), purpose="train", trajectories=(trajectory,)
     )
 
 
@@ -128,18 +126,13 @@ def groups(draw) -> Group:
     """A group with rollouts and failed ones, one of them of another task."""
     task, other = draw(TASKS), draw(TASKS)
     count = draw(st.integers(0, 3))
-    broken = st.just(
-        Outcome(
-            kind="infra_failed", reason="failure", failure=Failure(error="SandboxError", where="box", message="gone")
-        )
-    )
     return Group(
         id="rl/0",
         index=draw(st.integers(0, 2**40)),
         task=task,
         rollouts=tuple(draw(rollouts(task if n else other, n)) for n in range(count)),
         scores=tuple(draw(SCORES) for _ in range(count)),
-        failed=tuple(draw(rollouts(task, count, broken)) for _ in range(draw(st.integers(0, 1)))),
+        failed=tuple(draw(rollouts(task, count, st.just(LOST))) for _ in range(draw(st.integers(0, 1)))),
         version=draw(COUNTS),
         baselines=tuple(draw(st.lists(SCORES, max_size=1))),
     )

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from recorded import make_group
+from rollouts import make_group
 
 from sparring.errors import BadInput, StoreError
 from sparring.store.connection import connect, is_blank, lock_of
@@ -20,7 +20,7 @@ WRITER = """
 import sys
 from sparring.store.sqlite import SqliteStore
 sys.path.insert(0, sys.argv[2])
-from recorded import make_group
+from rollouts import make_group
 store = SqliteStore(sys.argv[1], exclusive=True)
 store.append(make_group(0), stage="rl")
 print("written", flush=True)
@@ -32,7 +32,7 @@ store.close()
 @contextmanager
 def writing(path: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that has written a group and holds the store until its input ends."""
-    words = [sys.executable, "-c", WRITER, str(path), str(Path(__file__).parent)]
+    words = [sys.executable, "-c", WRITER, str(path), str(Path(__file__).parents[2])]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "written\n"
         yield process

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded import make_group, make_segment
+from rollouts import make_group, make_segment
 from stored import sql
 
 from sparring.errors import BadInput, StoreError
@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 from sparring.store.sqlite import SqliteStore
 sys.path.insert(0, sys.argv[2])
-from recorded import make_group, make_segment
+from rollouts import make_group, make_segment
 store = SqliteStore(sys.argv[1])
 number = len(list(store.groups()))
 while True:
@@ -40,7 +40,7 @@ import resource, sys
 from sparring.errors import StoreError
 from sparring.store.sqlite import SqliteStore
 sys.path.insert(0, sys.argv[2])
-from recorded import make_group, make_segment
+from rollouts import make_group, make_segment
 store = SqliteStore(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
 for number in range(10_000):
@@ -66,7 +66,7 @@ def integrity(path: Path) -> str:
 def child(script: str, path: Path) -> subprocess.Popen[str]:
     """A process that writes to the store."""
     return subprocess.Popen(
-        [sys.executable, "-c", script, str(path), str(Path(__file__).parent)],
+        [sys.executable, "-c", script, str(path), str(Path(__file__).parents[2])],
         stdout=subprocess.PIPE,
         text=True,
     )
