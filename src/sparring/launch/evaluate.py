@@ -23,7 +23,8 @@ from sparring.launch.checkpoint import CONFIG, find_checkpoint
 from sparring.launch.interrupts import block
 from sparring.launch.rehearsal import rehearse
 from sparring.launch.resume import keep_tokenizer
-from sparring.launch.run import answered_outside, opened
+from sparring.launch.run import opened
+from sparring.launch.run_server import answered_outside
 from sparring.model.config import ModelConfig, ServedConfig
 from sparring.observe.config import ObserveConfig
 from sparring.observe.evaluation import compare, verdict
@@ -284,11 +285,7 @@ def _rewards(config: RunConfig) -> RlConfig:
 
 
 def _reward_model(config: RunConfig) -> dict[str, ModelConfig]:
-    """Return the reward model that the run's own stage has trained, if the run scores with it.
-
-    Raises:
-        BadInput: the stage has not trained it yet.
-    """
+    """Return the reward model that the run's own stage has trained, if the run scores with it."""
     if config.rl.reward_model != OWN:
         return {}
     folder = Path(config.run.directory) / config.run.name / OWN / "model"

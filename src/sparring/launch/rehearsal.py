@@ -17,6 +17,7 @@ from sparring.errors import refusal
 from sparring.harness.by_environment import behind
 from sparring.harness.preset import KEY, fill
 from sparring.harness.workers import NAME as WORKERS
+from sparring.launch.run_server import KEYS, new_keys, write_keys
 from sparring.stages.context import Context
 
 if TYPE_CHECKING:
@@ -51,7 +52,6 @@ async def rehearse(
             raise refusal(OPTION, f"a recipe that workers play: {KEY} = '{WORKERS}'", "another", "leave it out")
         return await play(context, None)
     from sparring.gateway.server import Gateway, open_door
-    from sparring.launch.run_server import new_keys
     from sparring.stages.preflight.workers import Rehearsal
 
     gateway, rehearsal = Gateway(), Rehearsal(command)
@@ -78,13 +78,7 @@ async def rehearse(
 
 
 async def _worker(command: Sequence[str], url: str, keys: RunKeys, folder: Path) -> None:
-    """Run the user's worker until it ends. If cancelled, kill it and its children.
-
-    Raises:
-        BadInput: it cannot be started, or ended with a status other than 0.
-    """
-    from sparring.launch.run_server import KEYS, write_keys
-
+    """Run the user's worker until it ends. If cancelled, kill it and its children."""
     write_keys(folder / KEYS, url, keys)
     values = {"keys": folder / KEYS, "url": url, "key": keys.worker}
     words = [fill(word, values) for word in command]

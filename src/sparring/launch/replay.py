@@ -27,7 +27,7 @@ from sparring.stages.models.adapters import START
 from sparring.stages.models.weight_files import write_weights
 from sparring.stages.pipeline import STAGES
 from sparring.stages.runtime.versions import OtherWeights
-from sparring.store.copy import copy_store
+from sparring.store.connection import copy_store
 from sparring.types import Rollout, WeightRef
 
 
@@ -140,11 +140,8 @@ async def _replay_alone(
 
 @contextmanager
 def _exact_run(folder: Path, threads: int | None) -> Iterator[RunFiles]:
-    """Open a run whose turns can be sampled again. Its recipe is changed to an engine in this process.
-
-    Raises:
-        BadInput: the engine does not sample the same tokens again.
-    """
+    """Open a run, and refuse one whose turns cannot be sampled again. Its recipe is changed to an engine in this
+    process."""
     with recorded_run(folder, runs_rules=True) as run:
         config = run.config
         if not config.engine.exact:
@@ -157,11 +154,7 @@ def _exact_run(folder: Path, threads: int | None) -> Iterator[RunFiles]:
 
 
 def _steps(run: RunFiles, stage: str, steps: tuple[int | None, int | None], sampling: bool) -> Steps:
-    """Return the steps of a stage to replay.
-
-    Raises:
-        BadInput: the stage has not recorded them.
-    """
+    """Return the steps of a stage to replay; refuse steps that it has not recorded."""
     published = _check_published(run, stage, "steps whose weights were published", 1)
     first, last = 1 if steps[0] is None else steps[0], published if steps[1] is None else steps[1]
     if not 1 <= first <= last <= published:
@@ -215,11 +208,7 @@ def _copy(run: RunFiles, stage: str, made: Path) -> RunConfig:
 
 
 async def _replay_steps(run: RunFiles, steps: Steps, sampling: bool, result: ReplayResult) -> None:
-    """Replay the steps of one stage in a copy of the run, and add the report to the result.
-
-    Raises:
-        BadInput: a part of the run is gone or has changed since.
-    """
+    """Replay the steps of one stage in a copy of the run, and add the report to the result."""
     with scratch() as made:
         async with opened(_copy(run, steps.stage, made)) as context:
             context.store.truncate(steps.stage, steps.start)

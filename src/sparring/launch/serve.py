@@ -139,11 +139,7 @@ def _open_engine(config: ServeConfig) -> ServedEngine | None:
 
 
 def _open_vllm(config: ServeConfig) -> ServedEngine:
-    """Start vLLM. This process is terminated when vLLM ends.
-
-    Raises:
-        BadInput: vLLM is not installed, or does not serve what is asked for.
-    """
+    """Start vLLM. This process is terminated when vLLM ends."""
     from sparring.engine.adapters.vllm import VllmEngine
     from sparring.engine.adapters.vllm_server import VllmServer
 

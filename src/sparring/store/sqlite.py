@@ -153,19 +153,9 @@ class SqliteStore:
                 ]
                 self._database.executemany("DELETE FROM turns WHERE rollout = ?", trajectory_ids)
 
-    def groups(self, *, stage: str | None = None, first: int = 0, end: int | None = None) -> Iterator[Group]:
-        """Yield the groups that are not superseded, in admission order. If `stage` is None, yield those of all stages;
-        stages are ordered by their first group. Groups are read one by one, so a long run fits into memory.
-
-        Args:
-            end: index after the last group.
-        """
-        if stage is None:
-            rows = self._rows("SELECT row, stage, number FROM groups WHERE superseded = 0")
-            first_rows = {name: row for row, name, _ in reversed(rows)}
-            for row, _, _ in sorted(rows, key=lambda r: (first_rows[r[1]], r[2])):
-                yield self._group(row)
-            return
+    def groups(self, *, stage: str, first: int = 0, end: int | None = None) -> Iterator[Group]:
+        """Yield a stage's groups that are not superseded, in admission order, from index `first` up to, but not
+        including, `end`. Groups are read one by one, so a long run fits into memory."""
         query = "SELECT row FROM groups WHERE superseded = 0 AND stage = ? AND number >= ? AND number < ?"
         for (row,) in self._rows(f"{query} ORDER BY number", stage, first, MOST if end is None else end):
             yield self._group(row)

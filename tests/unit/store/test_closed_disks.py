@@ -35,7 +35,7 @@ def do(name, action):
 def read(folder, exclusive=None):
     store = SqliteStore(folder / "store.sqlite", read_only=True, exclusive=exclusive)
     try:
-        return [group.index for group in store.groups()]
+        return [group.index for group in store.groups(stage="rl")]
     finally:
         store.close()
 

@@ -26,7 +26,7 @@ from sparring.store.sqlite import SqliteStore
 sys.path.insert(0, sys.argv[2])
 from rollouts import make_group, make_segment
 store = SqliteStore(sys.argv[1])
-number = len(list(store.groups()))
+number = len(list(store.groups(stage="rl")))
 while True:
     for place in range(2):
         store.append_turns([(f"rl/{number}/{place}", [make_segment(number)])])
@@ -51,7 +51,7 @@ for number in range(10_000):
     except StoreError as error:
         print(number, error)
         break
-assert len(list(store.groups())) == number
+assert len(list(store.groups(stage="rl"))) == number
 store.close()
 """
 
@@ -108,7 +108,7 @@ def test_a_full_disk_is_reported_and_loses_nothing(tmp_path: Path) -> None:
     assert int(number) > 3 and "got a limit of 0.3 MB for each file" in message and str(path) in message
     assert sql(path, "PRAGMA integrity_check") == [("ok",)]
     with closing(SqliteStore(path)) as store:
-        assert list(store.groups()) == [make_group(n, size=500) for n in range(int(number))]
+        assert list(store.groups(stage="rl")) == [make_group(n, size=500) for n in range(int(number))]
         store.append(make_group(int(number)), stage="rl")
 
 
@@ -120,10 +120,10 @@ def test_a_full_database_is_reported_and_loses_nothing(store: SqliteStore) -> No
             store.append(make_group(number, size=500), stage="rl")
             number += 1
     assert number > 3
-    assert list(store.groups()) == [make_group(n, size=500) for n in range(number)]
+    assert list(store.groups(stage="rl")) == [make_group(n, size=500) for n in range(number)]
     store._database.execute("PRAGMA max_page_count = 6000")
     store.append(make_group(number, size=500), stage="rl")
-    assert len(list(store.groups())) == number + 1
+    assert len(list(store.groups(stage="rl"))) == number + 1
 
 
 def test_a_second_run_in_the_folder_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_second_run_in_the_folder_is_refused_until_the_first_is_gone(tmp_path:
         SqliteStore(path)
     assert refused.value.where == str(tmp_path)
     with closing(SqliteStore(path, read_only=True)) as reader:  # a report may be written meanwhile
-        assert next(iter(reader.groups())) == make_group(0)
+        assert next(iter(reader.groups(stage="rl"))) == make_group(0)
     writer.kill()
     writer.wait()
     with closing(SqliteStore(path)), pytest.raises(BadInput, match="expected no other run"):
@@ -230,14 +230,14 @@ def test_damaged_rows_are_reported(tmp_path: Path, store: SqliteStore) -> None:
     store.append(make_group(0), stage="rl")
     sql(tmp_path, "UPDATE groups SET data = x'c1'")
     with pytest.raises(StoreError, match="damaged data"):
-        list(store.groups())
+        list(store.groups(stage="rl"))
 
 
 def error_of(store: SqliteStore, number: int = 0) -> str:
     """What the store says when it cannot append a group, or read those it has."""
     with pytest.raises(StoreError) as caught:
         store.append(make_group(number), stage="rl")
-        list(store.groups())
+        list(store.groups(stage="rl"))
     assert "store.sqlite: expected to " in str(caught.value)
     return str(caught.value).partition(", got ")[2]
 
