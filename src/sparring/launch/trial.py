@@ -30,6 +30,7 @@ from sparring.render.load import load_renderer
 from sparring.render.train_tokenizer import train_tokenizer
 from sparring.reply import Reply, ReplyRequest, ReplyStream, SampledReply, SessionLayer
 from sparring.scratch import scratch
+from sparring.store.deltas import branch_ids
 from sparring.types import Limits, Segment, Task
 from sparring.types import Message as Said
 
@@ -256,7 +257,7 @@ def _print_end(status: int | None, session: RecordedSession, engine: ScriptedEng
     segments = session.segments
     sampled = [segment for segment in segments if segment.model is not None]
     prompts = {request.tokens for request in engine.requests}
-    exact = sum(_prompt(segments, segment) in prompts for segment in sampled)
+    exact = sum(branch_ids(segments, segment.parent) in prompts for segment in sampled)
     parents = {segment.parent for segment in segments}
     branches = sum(segment.index not in parents for segment in segments)
     say(f"{len(sampled)} turns, {branches} branches; the prompts of {exact} are, id for id, what the engine was given")
@@ -271,14 +272,6 @@ def _print_end(status: int | None, session: RecordedSession, engine: ScriptedEng
         outcome = f"completed: the program ended with status {status}"
     say(f"a rollout of a run would be {outcome}")
     return outcome.startswith("completed") and status == 0
-
-
-def _prompt(segments: Sequence[Segment], segment: Segment) -> tuple[int, ...]:
-    path, at = [], segment.parent
-    while at is not None:
-        path.append(segments[at].tokens)
-        at = segments[at].parent
-    return tuple(token for tokens in reversed(path) for token in tokens)
 
 
 def _json(data: bytes | bytearray) -> dict[str, Any]:

@@ -143,13 +143,8 @@ def _metrics(step: int, rate: float, source: random.Random) -> dict[str, float]:
 
 
 SUMMARY = {
-    "sft_success": 0.561,
-    "rl_success": 0.952,
-    "sft_success_low": 0.518,
-    "sft_success_high": 0.603,
-    "rl_success_low": 0.931,
-    "rl_success_high": 0.968,
-    "no_tool_success": 0.04,
+    **{"sft_success": 0.561, "sft_success_low": 0.518, "sft_success_high": 0.603},
+    **{"rl_success": 0.952, "rl_success_low": 0.931, "rl_success_high": 0.968, "no_tool_success": 0.04},
     "eval_tasks": 520,
     "logprob_max_abs_diff": 0.0,
     "tokens_sampled": 1_204_331,
