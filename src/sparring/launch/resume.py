@@ -74,15 +74,15 @@ def compare(folder: Path, config: RunConfig, store: Store | None) -> list[str]:
     if begun is None:
         return []
     changes = raised(folder, config)
-    free = {*NO_DIFFERENCE, *(f"{stage}.steps" for stage in changes), *(_free_layout(begun) & _free_layout(config))}
+    allowed = {*NO_DIFFERENCE, *(f"{stage}.steps" for stage in changes), *(_movable(begun) & _movable(config))}
     differences = config_differences(begun, as_begun(folder, config))
-    refused = {path: values for path, values in differences.items() if not is_among(path, free)}
+    refused = {path: values for path, values in differences.items() if not is_among(path, allowed)}
     differing = in_words(refused)
     if store is not None and (kept := store.get(TEMPLATES)) is not None:
         templates = _templates(config)
         differing += [f"the text of models.{name}.template" for name in kept if templates.get(name) != kept[name]]
     if differing:
-        why = any(is_among(path, LAYOUT) for path in refused) and (_ties_layout(begun) or _ties_layout(config))
+        why = any(is_among(path, LAYOUT) for path in refused) and (_depends_on_layout(begun) or _depends_on_layout(config))
         raise refusal(
             str(folder),
             "the config that this run was started with",
@@ -204,15 +204,15 @@ def _with_token_budget(config: RunConfig, tokens: int) -> RunConfig:
     return msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, token_budget=tokens))
 
 
-def _free_layout(config: RunConfig) -> set[str]:
+def _movable(config: RunConfig) -> set[str]:
     """Return the settings of the layout that may change: all, or none where they decide bits. Those of vLLM are
     addresses, because its servers sample alike wherever they are."""
     if config.engine.kind == "vllm":
         return set(ADDRESSES)
-    return set() if _ties_layout(config) else set(LAYOUT)
+    return set() if _depends_on_layout(config) else set(LAYOUT)
 
 
-def _ties_layout(config: RunConfig) -> str:
+def _depends_on_layout(config: RunConfig) -> str:
     """Return why another layout would change a run's bits; empty if it would not."""
     kind = config.engine.kind
     if kind not in EXACT_ENGINES:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from rollouts import LOST, make_rollout
+from segments import sampled
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
@@ -60,18 +61,13 @@ class _Maker:
 
     def segment(self, index: int, source: str, role: str, text: str, version: int) -> Segment:
         tokens = tuple(self.tokenizer.encode(f"<|im_start|>{role}\n{text}<|im_end|>\n").ids)
-        model = "policy" if source == "policy" else None
-        return Segment(
-            index=index,
-            parent=index - 1 if index else None,
-            source=source,
-            tokens=tokens,
-            message=Message(role=role, content=text),
-            model=model,
-            logprobs=tuple(-self.random.expovariate(3.0) for _ in tokens) if model else None,
-            versions=Runs.of(version, len(tokens)) if model else None,
-            kv_versions=Runs.of(max(0, version - index // 3), len(tokens)) if model else None,
-        )
+        parent, message = index - 1 if index else None, Message(role=role, content=text)
+        if source != "policy":
+            return Segment(index=index, parent=parent, source=source, tokens=tokens, message=message)
+        logprobs = tuple(-self.random.expovariate(3.0) for _ in tokens)
+        read_by = Runs.of(max(0, version - index // 3), len(tokens))
+        more = {"message": message, "logprobs": logprobs, "kv_versions": read_by}
+        return sampled(index, parent, tokens, version=version, **more)
 
     def rollout(self, task: Task, group: str, index: int, version: int, solved: bool) -> Rollout:
         answer = "84" if solved else "The café has 83 ☕"
@@ -89,8 +85,8 @@ class _Maker:
             ),
             replace(self.segment(6, "policy", "assistant", "a sum", version), label="auxiliary"),
         )
-        sampled = sum(len(s.tokens) for s in segments if s.model)
-        more = {"usage": Usage(sampled_tokens=sampled, turns=2, tool_calls=1), "timing": Timing(wall_s=0.4)}
+        count = sum(len(s.tokens) for s in segments if s.model)
+        more = {"usage": Usage(sampled_tokens=count, turns=2, tool_calls=1), "timing": Timing(wall_s=0.4)}
         return make_rollout(task, f"{group}/{index}", segments, index=index, **more)
 
     def failed(self, task: Task, group: str, index: int) -> Rollout:

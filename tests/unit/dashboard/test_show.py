@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from rollouts import make_rollout
+from segments import sampled
 
 from sparring import show
 from sparring.errors import BadInput
-from sparring.generation import Runs
 from sparring.store.sqlite import SqliteStore
 from sparring.types import Failure, Fork, Group, Message, Outcome, Rollout, Score, Segment, Task, ToolCall
 
@@ -29,12 +29,11 @@ def said(role: str, content: str, **more: object) -> Message:
 def rollout(index: int, *messages: Message, outcome: str = "completed", **of_last: object) -> Rollout:
     segments = [Segment(index=0, parent=None, source="prompt", tokens=(1, 2), message=ASK)]
     for message in messages:
-        source = "policy" if message.role == "assistant" else "tool"
         at = len(segments)
-        sampled = {"model": "policy", "finish_reason": "stop", "logprobs": (-1.0,), "versions": Runs.of(0, 1)}
-        more = sampled if source == "policy" else {}
-        part = Segment(index=at, parent=at - 1, source=source, tokens=(3,), message=message)  # type: ignore[arg-type]
-        segments.append(replace(part, **more))  # type: ignore[arg-type]
+        if message.role == "assistant":
+            segments.append(sampled(at, at - 1, (3,), message=message, finish_reason="stop"))
+        else:
+            segments.append(Segment(index=at, parent=at - 1, source="tool", tokens=(3,), message=message))
     segments[-1] = replace(segments[-1], **of_last)  # type: ignore[arg-type]
     reason = {"completed": "answered", "truncated": "max_tokens", "infra_failed": "failure"}[outcome]
     failure = Failure(error="SandboxError", where="box", message="gone\nfor good")
