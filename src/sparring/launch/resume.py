@@ -82,7 +82,8 @@ def compare(folder: Path, config: RunConfig, store: Store | None) -> list[str]:
         templates = _templates(config)
         differing += [f"the text of models.{name}.template" for name in kept if templates.get(name) != kept[name]]
     if differing:
-        why = any(is_among(path, LAYOUT) for path in refused) and (_depends_on_layout(begun) or _depends_on_layout(config))
+        tied = _depends_on_layout(begun) or _depends_on_layout(config)
+        why = tied if any(is_among(path, LAYOUT) for path in refused) else ""
         raise refusal(
             str(folder),
             "the config that this run was started with",
