@@ -16,7 +16,7 @@ import pytest
 from sparring.algo.loss.value import ValueLoss
 from sparring.batch.critic import value_rows
 from sparring.errors import BadInput
-from sparring.launch.begun import check_raised
+from sparring.launch.resume import check_raised
 from sparring.launch.run import opened
 from sparring.protocols import Loss
 from sparring.recipe.load import load

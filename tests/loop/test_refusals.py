@@ -21,6 +21,7 @@ from refusals import without_waits
 from suite import short_of
 
 from sparring.cli.main import main
+from sparring.dashboard.page_data import GROUP_STAGES
 from sparring.launch.run import opened
 from sparring.recipe.load import load
 from sparring.recipe.run_config import resolve
@@ -63,7 +64,8 @@ def nothing_done(runs: Path) -> bool:
         if {entry.name for entry in folder.iterdir()} & {"init", "sft", "rl", "export", "config.toml", "summary.json"}:
             return False
         store = SqliteStore(folder / "store.sqlite", read_only=True)
-        rows = [*store.groups(), *store.events(), *store.metrics("sft"), *store.metrics("rl"), store.get("stage/init")]
+        groups = [group for stage in GROUP_STAGES for group in store.groups(stage=stage)]
+        rows = [*groups, *store.events(), *store.metrics("sft"), *store.metrics("rl"), store.get("stage/init")]
         store.close()
         if rows != [None]:
             return False

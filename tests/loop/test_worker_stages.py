@@ -16,7 +16,8 @@ import pytest
 from chat_server import ChatServer, message
 from forked import Forked
 
-from sparring.launch.run import answered_outside, opened
+from sparring.launch.run import opened
+from sparring.launch.run_server import answered_outside
 from sparring.recipe.load import load
 from sparring.recipe.run_config import resolve
 from sparring.stages.context import renderer_of

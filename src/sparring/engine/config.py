@@ -124,7 +124,7 @@ class UpdateConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Section `[engine]`. In exact numerics a request depends neither on its neighbours nor on the place of its engine,
-    so most of these settings change no sampled token (`launch/layout.py` has the list)."""
+    so most of these settings change no sampled token (`launch/resume.py` has the list)."""
 
     kind: Literal["native", "vllm", "remote", "openai"] = "native"
     """native: the trainer's own module, so that both agree to the bit; vllm: a vLLM server, which does not agree to the

@@ -176,3 +176,8 @@ def listen_on(host: str, port: int, do: str = "choose another rollout.gateway.li
     # asyncio sets this for its own sockets alone; the head and the body of a response are two writes
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening
+
+
+def url_of(host: str, listening: socket.socket) -> str:
+    """Return the address of a socket that listens on a host."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"

@@ -40,7 +40,7 @@ class EvalStore(Protocol):
         """Record all groups in one transaction."""
         ...
 
-    def groups(self, *, stage: str | None = None) -> Iterable[Group]:
+    def groups(self, *, stage: str) -> Iterable[Group]:
         """Return the groups of a stage that are not superseded."""
         ...
 
