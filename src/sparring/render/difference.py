@@ -19,8 +19,9 @@ from sparring.generation import GenerateRequest, Rendered
 from sparring.render.capabilities import TemplatePlaces
 from sparring.render.chat_template import ChatTemplate
 from sparring.render.escaping import TextEscaper
-from sparring.render.hermes import THINK, THINK_END, parse_reply
-from sparring.render.reply_reader import HoldingReader, TextReader
+from sparring.render.hermes import TextReader
+from sparring.render.reply_reader import HoldingReader, message_of
+from sparring.render.tags import THINK, THINK_END
 from sparring.render.text_rules import TextRules
 from sparring.render.thoughts import drops_thoughts, has_dropped, with_thoughts
 from sparring.render.tokenizer import FileTokenizer
@@ -127,17 +128,16 @@ class TemplateRenderer:
 
     def parse(self, completion: Sequence[int], tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> Message:
         """Parse sampled ids as a reply; every sequence parses. Without tools, nothing is a call."""
-        end = next((at for at, token in enumerate(completion) if token in self._stop_ids), len(completion))
-        text = self.decode(completion[:end])
-        return parse_reply(text, thinking=self._opens_thought(prompt), calls=bool(tools))
+        reader = self._reader(tools, prompt)
+        return message_of((*reader.read(completion), *reader.rest()))
 
     def reader(self, tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> TextReader | HoldingReader:
         """Open the reader of one reply that is sampled now. For a tokenizer that is not byte-level, it emits nothing
         before the end."""
-        if not self.tokenizer.decodes_bytes:
-            return HoldingReader()
-        thinking = self._opens_thought(prompt)
-        return TextReader(self.decode, self._stop_ids, thinking=thinking, calls=bool(tools))
+        return self._reader(tools, prompt) if self.tokenizer.decodes_bytes else HoldingReader()
+
+    def _reader(self, tools: Sequence[ToolSpec], prompt: Sequence[int]) -> TextReader:
+        return TextReader(self.decode, self._stop_ids, thinking=self._opens_thought(prompt), calls=bool(tools))
 
     def thought_length(self, completion: Sequence[int]) -> int:
         """Count the tokens of a reply's thought, up to and including the one that completes its closing tag."""

@@ -15,7 +15,7 @@ from typing import Any
 from sparring.errors import BadInput, refusal
 from sparring.protocols import Renderer
 from sparring.render.demonstrate import reply_tokens
-from sparring.render.hermes import CLOSE, OPEN
+from sparring.render.tags import CLOSE, OPEN
 from sparring.render.tokenizer import FileTokenizer
 from sparring.types import Message, ToolCall, ToolSpec
 
