@@ -308,12 +308,12 @@ CALL = {"id": "x", "type": "function", "function": {"name": "f", "arguments": "{
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, 400, "tools[0].function.name: expected a name"),
         ({"tool_choice": "required"}, 400, "tool_choice: expected a tool"),
         ({"max_tokens": 0}, 400, "max_tokens: expected at least 1"),
-        ({"n": 0.5}, 400, "n: expected a whole number"),
-        ({"n": 0}, 400, "n: expected from 1"),
+        ({"n": 0.5}, 400, "n: expected an integer, got 0.5"),
+        ({"n": 0}, 400, "n: expected from 1 to 128, got 0"),
         ({"stream": "false"}, 400, "stream: expected true"),
         ({"logit_bias": {"1": 2}}, 400, "logit_bias: expected a field that can be obeyed"),
         ({"response_format": {"type": "xml"}}, 400, "response_format.type: expected text"),
-        ({"model": None}, 400, "model: expected the name"),
+        ({"model": None}, 400, "model: expected a string, got nothing"),
     ],
 )
 def test_invalid_requests_are_refused_before_sampling(change: dict[str, Any], status: int, text: str) -> None:

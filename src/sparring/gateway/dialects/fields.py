@@ -94,23 +94,6 @@ def optional(values: Mapping[str, Any], name: str, kind: type, expected: str, de
     return default if value is None else typed(value, f"{before}{name}", kind, expected)
 
 
-def flag_in(values: Mapping[str, Any], name: str, before: str = "") -> bool:
-    """Return an optional boolean of a request; the default is False."""
-    return bool(optional(values, name, bool, "true or false", False, before))
-
-
-def count_in(values: Mapping[str, Any], name: str, before: str = "") -> int | None:
-    """Return an optional positive integer of a request.
-
-    Raises:
-        BadInput: the value is not an integer, or less than 1.
-    """
-    count: int | None = optional(values, name, int, "a whole number", None, before)
-    if count is not None and count < 1:
-        raise refusal(f"{before}{name}", "at least 1", str(count), "raise it")
-    return count
-
-
 def texts_in(texts: Any, where: str) -> tuple[str, ...]:
     """Return an optional list of non-empty texts of a request.
 
@@ -152,21 +135,6 @@ def name_in(value: Any, where: str) -> str:
     if not typed(value, where, str, "a name"):
         raise refusal(where, "a name", '""', "name it")
     return text_in(value, where)
-
-
-def noted_fields(
-    values: Mapping[str, Any], obeyed: frozenset[str], noted: frozenset[str], before: str = ""
-) -> tuple[str, ...]:
-    """Return the names of the fields that have no effect, each after the prefix `before`.
-
-    Raises:
-        BadInput: a field is in neither `obeyed` nor `noted`.
-    """
-    for name in sorted(values.keys() - obeyed - noted):
-        if values[name] is not None:
-            do = "leave it out; docs/harnesses.md says which fields have an effect"
-            raise refusal(f"{before}{name}", "a field that can be obeyed", "one that cannot", do)
-    return tuple(sorted(f"{before}{name}" for name in values.keys() & noted if values[name] is not None))
 
 
 def call_of(id: str, name: str, arguments: str) -> ToolCall:

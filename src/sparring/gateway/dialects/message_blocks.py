@@ -10,6 +10,7 @@ from typing import Any
 from sparring.errors import refusal
 from sparring.gateway.dialects.dialect import Placed, ReplyParts, is_left_out
 from sparring.gateway.dialects.fields import PlacedObjects, name_in, objects_in, text_field, text_in, typed
+from sparring.gateway.dialects.forms import MESSAGE_ROLES
 from sparring.gateway.dialects.handles import reply_named
 from sparring.types import Message, ToolCall, ToolSpec
 
@@ -76,7 +77,7 @@ def conversation_in(messages: Any, loadable: Mapping[str, ToolSpec]) -> tuple[li
     handle = ""
     for where, message in objects_in(messages, "messages", "a list of messages", "a message"):
         role, content = message.get("role"), message.get("content")
-        if role not in ("user", "assistant", "system"):
+        if role not in MESSAGE_ROLES:
             raise refusal(f"{where}.role", "user, assistant or system", repr(role), "correct the request")
         if isinstance(content, str):
             conversation.append(Placed(where, Message(role=role, content=text_in(content, f"{where}.content"))))
