@@ -241,30 +241,30 @@ async def _run(beside: bool, work: Callable[..., T], *arguments: Any) -> T:
 
 
 def _num_values(value: Any) -> int:
-    number, left = 0, [value]
-    while left:
-        inner = left.pop()
+    number, waiting = 0, [value]
+    while waiting:
+        inner = waiting.pop()
         number += 1
         if isinstance(inner, Mapping):
             number += len(inner)
-            left += inner.values()
+            waiting += inner.values()
         elif isinstance(inner, (list, tuple)):
-            left += inner
+            waiting += inner
     return number
 
 
 def _text_in(value: Any) -> int:
     """Return the number of bytes of all texts, keys and numbers in plain data."""
-    number, left = 0, [value]
-    while left:
-        inner = left.pop()
+    number, waiting = 0, [value]
+    while waiting:
+        inner = waiting.pop()
         if isinstance(inner, str):
             number += len(inner.encode("utf-8", "surrogatepass"))
         elif isinstance(inner, dict):
-            left += inner
-            left += inner.values()
+            waiting += inner
+            waiting += inner.values()
         elif isinstance(inner, list):
-            left += inner
+            waiting += inner
         elif isinstance(inner, float):
             number += 3
         elif isinstance(inner, int):

@@ -164,7 +164,6 @@ class ExchangeResponse(Response):
             self._connection.leave()
 
     async def _send(self, connection: Connection, send: Send) -> None:
-        """Send a response that is not streamed. Raises SparringError if the exchange failed."""
         replies = await connection.whole()
         body = to_json(self._dialect.answer(self._client_request, replies, self._bytes_of))
         await self._start(send, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))])

@@ -168,7 +168,6 @@ def _received(control: socket.socket) -> socket.socket | None:
 
 
 async def _readable(connection: socket.socket) -> None:
-    """Wait until a message has come, or the end."""
     loop, come = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(connection, come.set)
     try:

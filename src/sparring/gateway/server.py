@@ -184,7 +184,6 @@ class Gateway:
         await self._stop_unused()
 
     async def _stop_unused(self) -> None:
-        """Stop the server if no endpoint is open and no rollout waits for rewards."""
         async with self._changing:
             if not self._doors and not self._rewards.awaits and not self._kept:
                 await self._stop()

@@ -131,7 +131,6 @@ class BoundedServer(uvicorn.Server):
         joining.add_done_callback(self._joining.discard)
 
     async def _join(self, accepted: socket.socket) -> None:
-        """Attach the protocol to an accepted connection."""
         accepted.setblocking(False)
         factory: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
         try:

@@ -202,7 +202,7 @@ def compare(
     """
     same = spelt = replies = 0
     other: list[str] = []
-    shown = ("", "")
+    difference = ("", "")
     for prompt in prompts:
         text = written(template, prompt)
         tokens = None if text is None else tuple(encode(text))
@@ -218,9 +218,11 @@ def compare(
         ):
             replies += 1
         else:
-            shown = shown if other else parting(recorded, text or "nothing: the template refuses the conversation")
+            difference = (
+                difference if other else parting(recorded, text or "nothing: the template refuses the conversation")
+            )
             other.append(prompt.name)
-    return TemplateComparison(same=same, spelt=spelt, replies=replies, other=tuple(other), shown=shown)
+    return TemplateComparison(same=same, spelt=spelt, replies=replies, other=tuple(other), shown=difference)
 
 
 def written(template: ChatTemplate, prompt: Prompt) -> str | None:

@@ -172,7 +172,6 @@ class LibraryParser:
         return bool(self._message(self._word, (), prompt).reasoning)
 
     def _body(self, completion: Sequence[int]) -> Sequence[int]:
-        """Return the ids of a reply before its end."""
         end = next((at for at, token in enumerate(completion) if token in self._stop_ids), len(completion))
         return completion[:end]
 

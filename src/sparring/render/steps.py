@@ -51,5 +51,4 @@ def step_ends(renderer: Renderer, tokens: Sequence[int], start: int, texts: Sequ
 
 
 def _spells(renderer: Renderer, tokens: Sequence[int], text: str, count: int) -> bool:
-    """Return whether the first `count` tokens spell `text`, and possibly more."""
     return renderer.decode(tokens[:count]).startswith(text)

@@ -79,7 +79,6 @@ def _one_of(name: str, *values: str) -> dict[str, Any]:
 
 
 def _object_of(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of an object that has all these properties."""
     return {"type": "object", "required": list(properties), "properties": properties}
 
 

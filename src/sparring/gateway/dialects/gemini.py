@@ -226,7 +226,6 @@ def _reason(reply: SampledReply) -> str:
 
 
 def _tail(client_request: ClientRequest, replies: Sequence[SampledReply]) -> dict[str, Any]:
-    """Return the fields after the candidates of an answer."""
     sampled, prompt = sum(len(reply.tokens) for reply in replies), replies[0].prompt_tokens
     thoughts = thought_tokens(replies)  # the vendor counts them separately, and omits 0
     usage = {"promptTokenCount": prompt, "candidatesTokenCount": sampled - (thoughts or 0)}

@@ -125,7 +125,6 @@ def json_schema(schema: Any, where: str) -> Any:
 
 
 def _with_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema that allows null too."""
     if any(key in schema for key in ("$ref", "allOf", "oneOf", "const", "not")):
         return {"anyOf": [schema, {"type": "null"}]}
     if "anyOf" in schema:

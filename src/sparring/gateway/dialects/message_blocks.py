@@ -131,7 +131,6 @@ def _answer(content: Any, where: str, loadable: Mapping[str, ToolSpec]) -> str:
 
 
 def _tool_text(spec: ToolSpec) -> str:
-    """Return the text of a tool that an answer loads."""
     function = {"name": spec.name, "description": spec.description, "parameters": spec.parameters}
     return json.dumps({"type": "function", "function": function}, ensure_ascii=False)
 

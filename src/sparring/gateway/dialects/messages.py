@@ -127,7 +127,6 @@ class EventWriter(AnswerWriter):
         return _event("ping", {})
 
     def _open_block(self, kind: str, empty: dict[str, Any]) -> bytes:
-        """Begin a block, unless a block of this kind is open."""
         if self._open == kind:
             return b""
         closed, self._open = self._close_block(), kind

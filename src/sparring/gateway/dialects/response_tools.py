@@ -122,12 +122,12 @@ def _read_tool(tool: Any, where: str, namespace: str | None, before: str) -> tup
     name = name_in(tool.get("name"), f"{where}.name")
     form = ToolForm(kind=kind, name=name, namespace=namespace)
     description = "\n\n".join(filter(None, (before, _description(tool, where))))
-    shown = model_name(name, namespace)
+    model_tool = model_name(name, namespace)
     if kind == "function":
         parameters = optional(tool, "parameters", dict, "a JSON schema", NO_PARAMETERS, f"{where}.")
-        return ToolSpec(name=shown, description=description, parameters=parameters), form
+        return ToolSpec(name=model_tool, description=description, parameters=parameters), form
     format = typed(tool.get("format") or {"type": "text"}, f"{where}.format", dict, "a format")
-    return freeform_tool(shown, description, format if format.get("type") == "grammar" else None), form
+    return freeform_tool(model_tool, description, format if format.get("type") == "grammar" else None), form
 
 
 def _description(tool: Mapping[str, Any], where: str) -> str:
@@ -141,10 +141,10 @@ def name_of(forms: Mapping[str, ToolForm], tool: Mapping[str, Any], where: str) 
         BadInput: the request has no such tool.
     """
     name = text_field(tool, "name", where, "the name of a tool")
-    shown = model_name(name, _namespace(tool, where))
-    if shown not in forms:
+    model_tool = model_name(name, _namespace(tool, where))
+    if model_tool not in forms:
         raise refusal(where, "a tool of the request", json.dumps(name), "name one that is there")
-    return shown
+    return model_tool
 
 
 def _namespace(item: Mapping[str, Any], where: str) -> str | None:

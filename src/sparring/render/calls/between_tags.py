@@ -159,7 +159,6 @@ class TaggedCalls:
         return (name, None, at) if tail is None else (name, arguments, tail.end())
 
     def _inner(self, written: str) -> str:
-        """Strip the newlines that the template adds around a value."""
         return written.removeprefix("\n").removesuffix("\n") if self._layout.newlines else written
 
     def _text(self, ids: Sequence[int]) -> str:

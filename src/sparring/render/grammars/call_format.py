@@ -235,7 +235,6 @@ def reads_back(
 
 
 def _arguments(tokenizer: FileTokenizer, format: CallFormat, name: str, arguments: Mapping[str, Any]) -> str:
-    """Return the text after the name of a call."""
     marked, tags = tokenizer.control.marked, format.tags
     head = format.head.replace(NAME, marked(name))
 
@@ -335,8 +334,8 @@ def quoted(value: Any, quote: str, marked: Callable[[str], str] = str) -> str:
     if isinstance(value, str):
         return f"{quote}{marked(value)}{quote}"
     if isinstance(value, Mapping):
-        held = sorted(value.items(), key=lambda item: item[0].lower())
-        return "{" + ",".join(f"{marked(key)}:{quoted(part, quote, marked)}" for key, part in held) + "}"
+        items = sorted(value.items(), key=lambda item: item[0].lower())
+        return "{" + ",".join(f"{marked(key)}:{quoted(part, quote, marked)}" for key, part in items) + "}"
     if isinstance(value, Sequence):
         return "[" + ",".join(quoted(part, quote, marked) for part in value) + "]"
     return json.dumps(value)
@@ -398,8 +397,8 @@ def _thought(text: str | None, mark: str) -> tuple[str, str] | None:
 
 def _holds_blanks(opening: str, thought: tuple[str, str]) -> bool:
     before, after = thought
-    held = opening[len(before) : len(opening) - len(after)]
-    return opening.startswith(before) and opening.endswith(after) and not held.strip()
+    inside = opening[len(before) : len(opening) - len(after)]
+    return opening.startswith(before) and opening.endswith(after) and not inside.strip()
 
 
 def _call(text: str | None, opening: str) -> str | None:
