@@ -54,6 +54,7 @@ def test_a_conversation_that_ends_with_a_reply_gets_another_reply(path: str, fie
     ("path", "body"),
     [
         (CHAT, {"messages": [USER], "tools": [{"type": "function", "function": FUNCTION}]}),
+        (CHAT, {"messages": [USER], "tools": [{"type": "function", "function": {"name": "now"}}]}),
         (CHAT, {"messages": [USER], "response_format": {"type": "json_schema", "json_schema": {"schema": None}}}),
         (RESPONSES, {"input": [USER], "tools": [{"type": "function", **FUNCTION}]}),
         (RESPONSES, {"input": [USER], "tools": [{"type": "function", "name": "now"}]}),

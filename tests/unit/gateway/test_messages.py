@@ -247,38 +247,6 @@ def test_structured_output_is_a_constraint() -> None:
     assert answer.headers["x-sparring-noted"] == "temperature, anthropic-beta"
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"messages": []}, "messages: expected a message"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "expected a block"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]},
-            "expected an answer to a call of the reply before it",
-        ),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "expected a tool that the client runs"),
-        ({"tools": [TOOL, TOOL]}, "expected tools"),
-        ({"messages": [*LOADED[:-1], {**LOADED[-1]}], "tools": [TOOL]}, "expected a tool of the request whose loading"),
-        ({"stop_sequences": [""]}, "stop_sequences: expected texts that are not empty"),
-        ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type: expected json_schema"),
-        ({"messages": [{"role": "user", "content": "\ud800"}]}, "half of a surrogate pair"),
-        ({"tool_choice": {"type": "tool", "name": "no"}}, "tool_choice.name: expected the name of a tool"),
-        ({"max_tokens": 0}, "max_tokens: expected at least 1"),
-    ],
-)
-def test_invalid_requests_are_refused_in_the_vendors_format(change: dict[str, Any], text: str) -> None:
-    session = opened(says())
-
-    async def talk(client: httpx.AsyncClient, door: Door) -> httpx.Response:
-        body = json.dumps({**request({"role": "user", "content": "Hi"}), **change})
-        return await client.post("/v1/messages", content=body)
-
-    answer = through(session, talk)
-    error = answer.json()
-    assert (answer.status_code, error["type"], error["error"]["type"]) == (400, "error", "invalid_request_error")
-    assert text in error["error"]["message"] and session.segments == ()
-
-
 def test_a_prompt_that_is_too_long_gets_the_vendors_message() -> None:
     """claude-code reads both numbers, to know how much it has to leave out."""
 

@@ -212,50 +212,6 @@ def test_a_websocket_is_refused_with_status_426() -> None:
     assert answer.status_code == 426 and "POST" in answer.json()["error"]["message"]
 
 
-CALL = {"type": "function_call", "call_id": "call_0_0", "name": "add", "arguments": "{}"}
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"input": []}, "input: expected a message"),
-        ({"input": None}, "input: expected text"),
-        ({"input": [user("A"), CALL]}, "input[1]: expected answers to its calls"),
-        ({"tools": [{"type": "function", "name": ""}]}, "tools[0].name: expected a name"),
-        ({"input": [{"role": "wizard", "content": "A"}]}, "input[0].role: expected one of system"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "expected a part that is text"),
-        ({"input": [{"type": "compaction_trigger"}]}, "input[0].type: expected message, reasoning"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id: expected the id of an item of a reply"),
-        ({"input": "\ud800"}, "half of a surrogate pair"),
-        ({"input": [{"type": "function_call_output", "call_id": "x", "output": ""}]}, "expected an answer to a call"),
-        ({"input": [CALL, {"type": "custom_tool_call_output", "call_id": "y"}]}, "expected an answer to a call"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type: expected function, custom or namespace"),
-        ({"tools": [{"type": "function", "name": "f", "parameters": "x"}]}, "tools[0].parameters: expected a JSON"),
-        ({"tools": [FUNCTION, FUNCTION]}, "expected tools"),
-        ({"tool_choice": "wizard"}, "tool_choice: expected"),
-        ({"max_output_tokens": 0}, "max_output_tokens: expected at least 1"),
-        ({"background": True}, "background: expected false"),
-        ({"stream": "false"}, "stream: expected true"),
-        ({"include": ["foo"]}, "include[0]: expected one of"),
-        ({"conversation": "c"}, "conversation: expected a field that can be obeyed"),
-        ({"text": {"format": {"type": "xml"}}}, "text.format.type: expected text"),
-        ({"previous_response_id": "resp_none"}, "expected the id of a response under this key"),
-    ],
-)
-def test_invalid_requests_are_refused_in_the_vendors_format(change: dict[str, Any], text: str) -> None:
-    session = opened(says())
-
-    async def talk(client: openai.AsyncOpenAI, door: Door) -> httpx.Response:
-        body = {"model": "policy", "input": "Hi", **change}
-        async with httpx.AsyncClient(base_url=door.url, headers={"authorization": f"Bearer {door.key}"}) as plain:
-            return await plain.post("/v1/responses", content=json.dumps(body))
-
-    answer = through(session, talk)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
-    assert text in error["message"] and session.segments == ()
-
-
 def test_a_response_is_continued_by_its_id() -> None:
     """Only the new items are sent: a fork from the same response too, and instructions that are sent again."""
     engine = says(said("", ("add", {"a": 1, "b": 2})), said("Three."), said("You are welcome."), said("Again."))

@@ -101,29 +101,14 @@ def texts_in(texts: Any, where: str) -> tuple[str, ...]:
         BadInput: the value is not such a list.
     """
     for text in typed([] if texts is None else texts, where, list, "a list of texts"):
-        if not text_in(typed(text, where, str, "a list of texts"), where):
+        if not typed(text, where, str, "a list of texts"):
             raise refusal(where, "texts that are not empty", '""', "leave it out")
     return tuple(texts or ())
 
 
-def text_in(value: str, where: str) -> str:
-    """Return a text if UTF-8 can encode it.
-
-    Raises:
-        BadInput: the text has half of a surrogate pair.
-    """
-    if value.isascii():  # a flag of the string, checked in constant time
-        return value
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise refusal(where, "text", f"half of a surrogate pair at {error.start}", "correct the request") from None
-    return value
-
-
 def text_field(values: Mapping[str, Any], name: str, where: str, expected: str = "text") -> str:
     """Return a required text of an object at the place `where`."""
-    return text_in(typed(values.get(name), f"{where}.{name}", str, expected), f"{where}.{name}")
+    return str(typed(values.get(name), f"{where}.{name}", str, expected))
 
 
 def name_in(value: Any, where: str) -> str:
@@ -134,7 +119,7 @@ def name_in(value: Any, where: str) -> str:
     """
     if not typed(value, where, str, "a name"):
         raise refusal(where, "a name", '""', "name it")
-    return text_in(value, where)
+    return str(value)
 
 
 def call_of(id: str, name: str, arguments: str) -> ToolCall:

@@ -17,7 +17,6 @@ from sparring.gateway.dialects.fields import (
     objects_in,
     optional,
     text_field,
-    text_in,
     typed,
 )
 from sparring.gateway.dialects.openai import NO_PARAMETERS, freeform_call, freeform_input, freeform_tool
@@ -98,9 +97,9 @@ def read_call(item: Mapping[str, Any], where: str) -> ToolCall:
     id = text_field(item, "call_id", where, "an id")
     if item.get("type") == "function_call":
         arguments = optional(item, "arguments", str, "JSON as text", "", f"{where}.")
-        return call_of(id, text_in(name, where), text_in(arguments, where))
+        return call_of(id, name, arguments)
     input = typed(item.get("input"), f"{where}.input", str, "text")
-    return freeform_call(id, name, input, where)
+    return freeform_call(id, name, input)
 
 
 def write_call(call: ToolCall, forms: Mapping[str, ToolForm]) -> dict[str, Any]:
@@ -131,7 +130,7 @@ def _read_tool(tool: Any, where: str, namespace: str | None, before: str) -> tup
 
 
 def _description(tool: Mapping[str, Any], where: str) -> str:
-    return text_in(typed(tool.get("description") or "", f"{where}.description", str, "text"), where)
+    return str(typed(tool.get("description") or "", f"{where}.description", str, "text"))
 
 
 def name_of(forms: Mapping[str, ToolForm], tool: Mapping[str, Any], where: str) -> str:

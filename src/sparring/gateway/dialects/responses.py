@@ -11,7 +11,7 @@ from sparring.errors import refusal
 from sparring.gateway.dialects.constraints import format_in
 from sparring.gateway.dialects.dialect import BytesOf, ClientCall, ClientError, ClientRequest, Placed, order_answers
 from sparring.gateway.dialects.evidence import evidence_of
-from sparring.gateway.dialects.fields import text_in, typed
+from sparring.gateway.dialects.fields import typed
 from sparring.gateway.dialects.forms import INCLUDED, NOT_MADE, ResponsesForm, form_in
 from sparring.gateway.dialects.handles import reply_named
 from sparring.gateway.dialects.openai import REQUEST_ID, read_choice, without_parallel, write_error
@@ -36,7 +36,7 @@ class Responses:
         form, noted = form_in(body, ResponsesForm)
         if form.background:
             raise refusal("background", "false", "true", "leave it out")
-        instructions = text_in(form.instructions, "instructions")
+        instructions = form.instructions
         conversation, handle = _conversation(call, form, anew=bool(instructions))
         tools, forms = tools_in(form.tools, call.leave_out)
         forced, allowed = read_choice(body, tools, partial(name_of, forms))
@@ -123,7 +123,7 @@ def _conversation(call: ClientCall, form: ResponsesForm, anew: bool) -> tuple[li
             earlier = earlier[1:]
         conversation = [Placed("previous_response_id", message) for message in earlier]
     if isinstance(input, str):
-        return [*conversation, Placed("input", Message(role="user", content=text_in(input, "input")))], before
+        return [*conversation, Placed("input", Message(role="user", content=input))], before
     items = [] if input is None and previous is not None else typed(input, "input", list, "text or a list of items")
     new, handle = conversation_in(items, call.conversation)
     return [*conversation, *new], handle or before
