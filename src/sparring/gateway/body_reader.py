@@ -117,7 +117,6 @@ async def read_body(request: Request, most_bytes: int, over: Callable[[], Except
     """Read the body of a request.
 
     Args:
-        most_bytes: maximum size of the body.
         over: function that makes the error for a larger body; None: a refusal.
 
     Raises:

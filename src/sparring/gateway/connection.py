@@ -122,7 +122,6 @@ class ExchangeResponse(Response):
     """Response to one request: an exchange in the client's dialect, streamed if the client asked for a stream.
 
     Args:
-        bytes_of: function from a token id to its bytes.
         ping_s: interval of keep-alive events on a stream, in seconds.
     """
 

@@ -42,9 +42,6 @@ Conversation = Callable[[str], "tuple[Message, ...] | None"]
 class RewardRoutes:
     """Rewards of the rollouts of one server, by key.
 
-    Args:
-        doors: open endpoints of sessions, by key.
-
     Attributes:
         run_key: reward key of the run, which rewards any rollout by its id; empty if there is no such key.
     """

@@ -161,7 +161,6 @@ def listen_on(host: str, port: int, do: str = "choose another rollout.gateway.li
     """Return a listening socket.
 
     Args:
-        port: port; 0 takes a free one.
         do: what a user can do if the address cannot be had.
 
     Raises:

@@ -86,9 +86,6 @@ class TextReader:
 
     Args:
         decode: ids -> text, for a byte-level tokenizer; for any other, all ids must be read at once.
-        stop: ids that end a turn.
-        thinking: whether the prompt ended inside a thought.
-        calls: whether there are tools to call; otherwise text that looks like a call stays text.
     """
 
     def __init__(

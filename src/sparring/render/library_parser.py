@@ -56,11 +56,7 @@ REMEMBERED = 256
 
 
 class LibraryParser:
-    """Parser of one format of the library.
-
-    Args:
-        name: the library's name of the format.
-    """
+    """Parser of one format of the library."""
 
     def __init__(self, library: Any, tokenizer: FileTokenizer, name: str, stop_ids: Sequence[int]) -> None:
         self._library, self._tokenizer, self._name = library, tokenizer, name

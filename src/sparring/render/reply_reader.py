@@ -126,7 +126,6 @@ class TaggedReader:
     own end follows; PrimeIntellect-ai/renderers pull 80 fixed this for other formats.
 
     Args:
-        decode: ids -> text.
         thinking: whether the prompt ended inside a thought.
         calls: whether there are tools to call; otherwise the tags of calls are text.
         parse_rest: parses the ids after a reply's thought, given whether there was one, where the tags do not decide;

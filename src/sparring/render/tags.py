@@ -118,9 +118,6 @@ class Marks:
 def around_call(name: str) -> tuple[str, str]:
     """Return the text that a format writes before and after a malformed call; empty texts for a format without known
     tags.
-
-    Args:
-        name: the library's name of the format.
     """
     tags = FORMAT_TAGS.get(name)
     if tags is None or tags.call is None:
@@ -131,12 +128,7 @@ def around_call(name: str) -> tuple[str, str]:
 
 
 def marks_of(name: str, added: Mapping[str, int], stop: Sequence[int]) -> Marks | None:
-    """Return the marks of a format; None if it has no entry in `FORMAT_TAGS`, or a tag of its calls is no single id.
-
-    Args:
-        name: the library's name of the format.
-        added: added tokens of the tokenizer, text -> id.
-    """
+    """Return the marks of a format; None if it has no entry in `FORMAT_TAGS`, or a tag of its calls is no single id."""
     tags = FORMAT_TAGS.get(name)
     if tags is None:
         return None

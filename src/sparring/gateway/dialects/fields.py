@@ -42,11 +42,7 @@ def body_of(data: bytes) -> dict[str, Any]:
 
 
 def _decode_slowly(data: bytes) -> Any:
-    """Read a body that the fast decoder refused, because an integer exceeds 64 bits or because the body is invalid.
-
-    Raises:
-        BadInput: see `body_of`.
-    """
+    """Read a body that the fast decoder refused, because an integer exceeds 64 bits or because the body is invalid."""
     try:
         return read_json(data.decode("utf-8"))
     except ValueError as error:
@@ -58,11 +54,7 @@ def _decode_slowly(data: bytes) -> Any:
 
 
 def typed(data: Any, where: str, kind: type | tuple[type, ...], expected: str) -> Any:
-    """Return a value of a request after a check of its type.
-
-    Raises:
-        BadInput: the value has another type.
-    """
+    """Return a value of a request; raise BadInput if it has another type."""
     if not isinstance(data, kind) or isinstance(data, bool) and kind is int:
         got = "nothing" if data is None else type(data).__name__
         raise refusal(where, expected, got, "correct the request")
@@ -70,13 +62,7 @@ def typed(data: Any, where: str, kind: type | tuple[type, ...], expected: str) -
 
 
 def objects_in(values: Any, where: str, expected: str, one: str) -> PlacedObjects:
-    """Yield the objects of a list, each with its place.
-
-    Args:
-        where: place of the list.
-        expected: description of the list, for the refusal.
-        one: description of an object.
-    """
+    """Yield the objects of a list, each with its place. `one` describes an object, for the refusal."""
     for at, value in enumerate(typed(values, where, list, expected)):
         place = f"{where}[{at}]"
         yield place, typed(value, place, dict, one)
@@ -86,8 +72,6 @@ def optional(values: Mapping[str, Any], name: str, kind: type, expected: str, de
     """Return an optional value of a request, or the default.
 
     Args:
-        expected: description of the type, for the refusal.
-        default: value if the request has none, or null.
         before: place of `values` in the request, with a dot at the end.
     """
     value = values.get(name)
@@ -95,11 +79,7 @@ def optional(values: Mapping[str, Any], name: str, kind: type, expected: str, de
 
 
 def texts_in(texts: Any, where: str) -> tuple[str, ...]:
-    """Return an optional list of non-empty texts of a request.
-
-    Raises:
-        BadInput: the value is not such a list.
-    """
+    """Return an optional list of texts of a request; raise BadInput if one is empty."""
     for text in typed([] if texts is None else texts, where, list, "a list of texts"):
         if not typed(text, where, str, "a list of texts"):
             raise refusal(where, "texts that are not empty", '""', "leave it out")
@@ -112,11 +92,7 @@ def text_field(values: Mapping[str, Any], name: str, where: str, expected: str =
 
 
 def name_in(value: Any, where: str) -> str:
-    """Return the name of a tool.
-
-    Raises:
-        BadInput: the value is not a string, or empty.
-    """
+    """Return the name of a tool; raise BadInput if it is empty."""
     if not typed(value, where, str, "a name"):
         raise refusal(where, "a name", '""', "name it")
     return str(value)

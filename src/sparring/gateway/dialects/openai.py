@@ -133,7 +133,6 @@ def freeform_tool(name: str, description: str, grammar: Mapping[str, Any] | None
     """Return a freeform tool as the model sees it.
 
     Args:
-        name: name for the model.
         grammar: `syntax` and `definition` of the input; None if any text is allowed.
     """
     if grammar is not None:

@@ -48,9 +48,6 @@ class ToolForm:
 def tools_in(tools: Any, leave_out: Collection[str]) -> tuple[tuple[ToolSpec, ...], dict[str, ToolForm]]:
     """Read the tools of a request.
 
-    Args:
-        leave_out: types of tools that are dropped.
-
     Returns:
         Tools as the model sees them, and the form of each by the model's name for it.
 

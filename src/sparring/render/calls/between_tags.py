@@ -100,11 +100,7 @@ the library parses it correctly."""
 
 
 class TaggedCalls:
-    """Parser of the calls of one format.
-
-    Args:
-        added: added tokens of the tokenizer, text -> id.
-    """
+    """Parser of the calls of one format."""
 
     def __init__(self, layout: Layout, added: Mapping[str, int], decode: Callable[[Sequence[int]], str]) -> None:
         self._layout, self._decode = layout, decode

@@ -167,11 +167,7 @@ class CallFormat:
         return replace(self, thought=(self.thought[0], before), call=before, head=head, other=None)
 
     def begins(self, renderer: Renderer, prompt: Sequence[int]) -> bool:
-        """Return whether a prompt ends with the text that this format writes before a thought.
-
-        Args:
-            prompt: ids that the reply continues.
-        """
+        """Return whether a prompt ends with the text that this format writes before a thought."""
         before = "" if self.thought is None else self.spelled(self.thought[0])
         return bool(before) and renderer.decode(prompt[-_LONGEST_HEAD:]).endswith(before)
 
@@ -181,11 +177,7 @@ class CallFormat:
 
 
 def call_id(format: str, name: str, number: int) -> str:
-    """Return the id that a format writes for a call of a tool; a default if it writes none.
-
-    Args:
-        format: the library's name of the format.
-    """
+    """Return the id that a format writes for a call of a tool; a default if it writes none."""
     return WRITINGS.get(format, Writing()).id.format(name=name, number=number)
 
 
