@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from sessions import opened, said, says
+from sessions import opened, said, says, with_openai
 from test_doors import BODY, MESSAGE, posted
 from test_streams import Stepping
 
@@ -41,15 +40,6 @@ def asked(requests: list[tuple[str, Any]], session: Any = None, method: str = "P
                 headers = {name: value.replace("KEY", door.key) for name, value in PLACES.get(path, {}).items()}
                 answers.append(await client.request(method, path, json=body, headers=headers))
             return answers
-
-    return asyncio.run(main())
-
-
-def with_openai(session: Any, talk: Callable[[openai.AsyncOpenAI, Door], Awaitable[Any]]) -> Any:
-    async def main() -> Any:
-        async with open_door(session) as door:
-            async with openai.AsyncOpenAI(base_url=f"{door.url}/v1", api_key=door.key, max_retries=0) as client:
-                return await talk(client, door)
 
     return asyncio.run(main())
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
 import pytest
-from sessions import RENDERER, ids_agree, opened, said, says
+from sessions import RENDERER, ids_agree, opened, said, says, through
 
 from sparring.gateway.dialects.gemini_contents import json_schema
 from sparring.gateway.dialects.handles import handle_of
@@ -21,17 +20,6 @@ THINKING = toy_renderer(thinking=True)
 UPPER = {"type": "OBJECT", "properties": {"a": {"type": "NUMBER"}, "b": {"type": "NUMBER"}}}
 TOOL = {"functionDeclarations": [{"name": "add", "description": "Add two numbers.", "parameters": UPPER}]}
 PATH = "/v1beta/models/policy:"
-
-
-def through(session: Any, talk: Callable[[httpx.AsyncClient, Door], Awaitable[Any]]) -> Any:
-    """Let a plain HTTP client talk to a session."""
-
-    async def main() -> Any:
-        async with open_door(session) as door:
-            async with httpx.AsyncClient(base_url=door.url, headers={"x-goog-api-key": door.key}) as client:
-                return await talk(client, door)
-
-    return asyncio.run(main())
 
 
 def user(*texts: str) -> dict[str, Any]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
 import pytest
-from sessions import ADD, RENDERER, ids_agree, opened, said, says
+from sessions import ADD, RENDERER, ids_agree, opened, said, says, through
 
 from sparring.gateway.dialects.handles import reply_named
 from sparring.gateway.server import Door, open_door
@@ -23,17 +22,6 @@ TOOL = {
     "description": "Add two numbers.",
     "input_schema": ADD["function"]["parameters"],
 }
-
-
-def through(session: Any, talk: Callable[[httpx.AsyncClient, Door], Awaitable[Any]]) -> Any:
-    """Let a plain HTTP client talk to a session."""
-
-    async def main() -> Any:
-        async with open_door(session) as door:
-            async with httpx.AsyncClient(base_url=door.url, headers={"x-api-key": door.key}) as client:
-                return await talk(client, door)
-
-    return asyncio.run(main())
 
 
 def request(*messages: Any, **values: Any) -> dict[str, Any]:
