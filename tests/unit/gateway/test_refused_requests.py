@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 import httpx
 import pytest
-from sessions import ADD, opened, said, says
+from sessions import ADD, opened, said, says, through
 
-from sparring.gateway.server import open_door
+from sparring.gateway.server import Door
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 GEMINI = "/v1beta/models/policy:generateContent"
@@ -197,19 +196,17 @@ def test_bad_input_gets_the_vendors_error_before_sampling(streams: bool) -> None
     engine = says(said("A"))
     session = opened(engine)
 
-    async def main() -> list[httpx.Response]:
-        async with open_door(session) as door, httpx.AsyncClient(base_url=door.url, timeout=60) as client:
-            client.headers["authorization"] = f"Bearer {door.key}"
-            answers = []
-            for path, content, _ in CASES:
-                if streams and path == GEMINI:
-                    path = path.replace(":generateContent", ":streamGenerateContent")
-                elif streams and b'"stream"' not in content:
-                    content = content.replace(b"{", b'{"stream": true, ', 1)
-                answers.append(await client.post(path, content=content))
-            return answers
+    async def talk(client: httpx.AsyncClient, door: Door) -> list[httpx.Response]:
+        answers = []
+        for path, content, _ in CASES:
+            if streams and path == GEMINI:
+                path = path.replace(":generateContent", ":streamGenerateContent")
+            elif streams and b'"stream"' not in content:
+                content = content.replace(b"{", b'{"stream": true, ', 1)
+            answers.append(await client.post(path, content=content))
+        return answers
 
-    for (path, content, text), answer in zip(CASES, asyncio.run(main()), strict=True):
+    for (path, content, text), answer in zip(CASES, through(session, talk), strict=True):
         assert answer.status_code == 400, (path, content[:200], answer.text)
         message = message_of(path, answer.json())
         assert text in message and (": " not in text or message.startswith(text)), (path, content[:200], message)
