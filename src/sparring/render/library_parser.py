@@ -51,6 +51,9 @@ _CHANNELS: Mapping[str, Channel] = {
 LONGEST_BEGINNING = 64
 """Maximum number of ids in a cache key of `thinks`. A key is the tail of a prompt from its last end of turn."""
 
+_STEP = 64
+"""Number of ids that are read at once to find the end of a thought."""
+
 REMEMBERED = 256
 """Maximum number of keys in the cache of `thinks`."""
 
@@ -140,7 +143,7 @@ class LibraryParser:
         )
 
     def _thought_reader(self, marks: Marks, completion: Sequence[int], thinking: bool) -> TaggedReader:
-        """Return a reader that has read a reply, but not parsed its calls."""
+        """Return a reader that has read a reply to the end of its thought."""
         reader = TaggedReader(
             marks,
             self._tokenizer.decode,
@@ -149,7 +152,10 @@ class LibraryParser:
             calls=True,
             parse_rest=lambda ids, thought: Message(role="assistant"),
         )
-        reader.read(completion)
+        for start in range(0, len(completion), _STEP):
+            reader.read(completion[start : start + _STEP])
+            if reader.is_past_thoughts:
+                break
         reader.rest()
         return reader
 

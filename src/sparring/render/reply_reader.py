@@ -196,6 +196,11 @@ class TaggedReader:
         return self._state == "thought"
 
     @property
+    def is_past_thoughts(self) -> bool:
+        """Whether no later id can begin a thought or belong to one."""
+        return self._state not in ("start", "thought", "undecided")
+
+    @property
     def thought_length(self) -> int | None:
         """Number of ids up to the end of the thought, its tag included; None if there is no thought."""
         if self._state == "undecided":
