@@ -236,10 +236,14 @@ def _inner(kind: declared.Type, data: Any, keys: tuple[Key, ...]) -> Any:
 _COLLECTIONS = {declared.VarTupleType: tuple, declared.SetType: set, declared.FrozenSetType: frozenset}
 
 
-def _number(kind: declared.Type, data: int | float, keys: tuple[Key, ...]) -> int | float:
+def _number(kind: declared.IntType | declared.FloatType, data: int | float, keys: tuple[Key, ...]) -> int | float:
     wide = isinstance(data, int) and not -(1 << 63) <= data < 1 << 63
     if wide or not math.isfinite(data):
         raise InvalidValue(keys, "a finite number of at most 64 bits", str(data), "write one")
+    least, most = kind.ge, kind.le
+    if (least is not None and data < least) or (most is not None and data > most):
+        most_words = f"at most {most}" if least is None else f"from {least} to {most}"
+        raise InvalidValue(keys, f"at least {least}" if most is None else most_words, str(data), "write such a number")
     return float(data) if isinstance(kind, declared.FloatType) else data
 
 

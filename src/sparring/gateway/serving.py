@@ -131,7 +131,6 @@ class BoundedServer(uvicorn.Server):
         joining.add_done_callback(self._joining.discard)
 
     async def _join(self, accepted: socket.socket) -> None:
-        """Attach the protocol to an accepted connection."""
         accepted.setblocking(False)
         factory: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
         try:
@@ -162,7 +161,6 @@ def listen_on(host: str, port: int, do: str = "choose another rollout.gateway.li
     """Return a listening socket.
 
     Args:
-        port: port; 0 takes a free one.
         do: what a user can do if the address cannot be had.
 
     Raises:
