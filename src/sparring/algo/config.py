@@ -238,7 +238,7 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         rule = self.correction_rule
         return self.top_entropy < 1 or rule.normalise or rule.denominator == "kept"
 
-    def check(self, group_size: int, annotations: Set[str]) -> None:
+    def check(self, group_size: int, annotations: Set[Annotation]) -> None:
         """Refuse a credit rule that cannot work with this group size and these annotations, and a filter that would
         drop every group (`BadInput`)."""
         self.credit.check(group_size, annotations)

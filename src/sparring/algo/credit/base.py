@@ -82,7 +82,7 @@ class BaseCredit(NamedRule, frozen=True, kw_only=True):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Do nothing: a rule without state has nothing to restore."""
 
-    def check(self, group_size: int, written: Set[str]) -> None:
+    def check(self, group_size: int, written: Set[Annotation]) -> None:
         """Refuse a stage in which the rule cannot work; `written` are the annotations that the stage writes.
 
         Raises:
