@@ -177,4 +177,6 @@ def _annotated(row: Sample, values: Mapping[str, Mapping[int, float]]) -> Sample
     trained = [token if weight else None for token, weight in zip(row.tokens, row.weights["policy"], strict=True)]
     spread = {name: tuple(0.0 if token is None else of[token] for token in trained) for name, of in values.items()}
     logprobs = spread.pop("logprob", row.logprobs)
-    return replace(row, logprobs=logprobs, annotations={Annotation(name): column for name, column in spread.items()})
+    return replace(
+        row, logprobs=logprobs, annotations={Annotation[name.upper()]: column for name, column in spread.items()}
+    )

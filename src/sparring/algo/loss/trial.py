@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from functools import partial
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from sparring.algo.config import AlgoConfig
 from sparring.algo.tokens import PolicyTokens
+from sparring.annotations import Annotation
 from sparring.errors import refusal
 
 TOKENS = 24
@@ -121,8 +121,8 @@ def _selected(tokens: PolicyTokens, mask: torch.Tensor) -> PolicyTokens:
     return PolicyTokens(**chosen, annotations=_ones(int(mask.sum()), tokens.anchor.dtype))
 
 
-def _ones(count: int, dtype: torch.dtype) -> defaultdict[str, torch.Tensor]:
-    return defaultdict(partial(torch.ones, count, dtype=dtype))
+def _ones(count: int, dtype: torch.dtype) -> dict[Annotation, torch.Tensor]:
+    return {name: torch.ones(count, dtype=dtype) for name in Annotation}
 
 
 class _Constants(TorchFunctionMode):
