@@ -78,8 +78,8 @@ def class_of(base: type[Any]) -> Callable[[Mapping[str, Any], tuple[Key, ...]], 
         if not issubclass(rule, base):
             raise InvalidValue(keys, f"a subclass of {base.__module__}.{base.__name__}", name)
         if digest not in (None, _TEXTS[rule][0]):
-            do = "restore the file, or leave `digest` out to take it as it is"
-            raise InvalidValue((*keys, "digest"), f"the digest of {name}, {_TEXTS[rule][0]}", repr(digest), do)
+            fix = "restore the file, or leave `digest` out to take it as it is"
+            raise InvalidValue((*keys, "digest"), f"the digest of {name}, {_TEXTS[rule][0]}", repr(digest), fix)
         return rule
 
     return of_table

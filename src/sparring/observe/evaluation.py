@@ -225,8 +225,8 @@ def _check_same(before: Evaluation, after: Evaluation) -> None:
 
 
 def _nothing_in_common(before: Evaluation, after: Evaluation) -> Exception:
-    got = f"none among {len(_scored_tasks(before))} and {len(_scored_tasks(after))} scored ones"
-    return refusal("comparison", "tasks that both evaluations scored", got, SAME)
+    actual = f"none among {len(_scored_tasks(before))} and {len(_scored_tasks(after))} scored ones"
+    return refusal("comparison", "tasks that both evaluations scored", actual, SAME)
 
 
 def _paired_values(

@@ -94,9 +94,9 @@ def _no_traces(totals: Mapping[str, int], failure: str) -> BadInput:
     why = "{failed} failed, {unscored} had no reward, {unfinished} were cut short".format(**totals)
     if totals["full"]:
         why += f" ({totals['full']} of these at the end of the context, of the policy or of the teacher)"
-    got = f"none among {totals['rollouts']} rollouts: {why}{failure and '; '}{failure}"
+    actual = f"none among {totals['rollouts']} rollouts: {why}{failure and '; '}{failure}"
     return refusal(
-        "collect.min_reward", "a rollout with at least this reward", got, "lower it, or take another teacher"
+        "collect.min_reward", "a rollout with at least this reward", actual, "lower it, or take another teacher"
     )
 
 
@@ -207,8 +207,8 @@ async def _open_teacher(context: Context, name: str, others: Mapping[str, Engine
 
         async def reply(request: TextRequest) -> Message:
             if request.constraint is not None:
-                got = request.constraint.kind
-                raise RequestRefused(f"{name}: expected no constraint with a chat endpoint, got {got}; use an engine")
+                kind = request.constraint.kind
+                raise RequestRefused(f"{name}: expected no constraint with a chat endpoint, got {kind}; use an engine")
             return await endpoint.reply(request.messages, request.tools, replace(sampling, seed=request.seed))
 
         recorder, close = TextRecorder(reply, "teacher", imitator_of(context)), endpoint.close

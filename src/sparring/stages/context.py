@@ -73,8 +73,8 @@ class RunFiles:
         if before is not None:
             weights = self.output(before)
             if not weights.is_dir():
-                do = "restore it from a copy, or start a new run folder (--name)"
-                raise refusal(f"stage {stage}", f"the weights that stage {before} wrote", f"no {weights}", do)
+                fix = "restore it from a copy, or start a new run folder (--name)"
+                raise refusal(f"stage {stage}", f"the weights that stage {before} wrote", f"no {weights}", fix)
             return weights
         start = given_checkpoint(self.config)
         if start is not None:

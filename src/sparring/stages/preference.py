@@ -46,14 +46,14 @@ async def run(context: Context) -> dict[str, Any]:
 
     section, seed = context.config.preference, context.config.run.seed
     source = trained_folder(context, context.input("preference"))
-    trained, held = split_held_out(preference_rows(context.config), section.held_out, seed, "preference")
+    trained, held_out = split_held_out(preference_rows(context.config), section.held_out, seed, "preference")
     renderer, longest = renderer_of(context.config, source), outline_of(source).max_positions
     loss = load_preference(section.loss)
     losses = [loss, ImitateLoss(scale=section.imitates)] if section.imitates else [loss]
     plan = TrainPlan(losses=losses, total_steps=section.steps, overrides=section.train)
     trainer = context.cluster.trainer(POLICY, path=str(source), plan=plan)
     tools = context.factory.make().tools
-    units, others = (list(_units(section, tools, renderer, rows, longest)) for rows in (trained, held))
+    units, others = (list(_units(section, tools, renderer, rows, longest)) for rows in (trained, held_out))
     if isinstance(section.loss, KtoConfig):
         units = _with_mismatched(units, longest, seed)
     if section.loss.has_reference:

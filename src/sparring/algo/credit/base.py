@@ -91,8 +91,8 @@ class BaseCredit(NamedRule, frozen=True, kw_only=True):
         """
         if group_size < self.least_members:
             expected = f"at least {self.least_members} rollouts to compare, with credit {name_of(self)!r}"
-            do = "raise it, or choose a credit that works with one rollout, such as 'reinforce_plus_plus'"
-            raise refusal("rollout.group_size", expected, str(group_size), do)
+            fix = "raise it, or choose a credit that works with one rollout, such as 'reinforce_plus_plus'"
+            raise refusal("rollout.group_size", expected, str(group_size), fix)
         missing = [name for name in self.reads if name not in written]
         if missing:
             expected = f"a credit that does not need the annotation '{missing[0]}', which this stage does not compute"

@@ -112,9 +112,9 @@ class Member:
         `rule`."""
         for row in self.rows:
             if name not in row.annotations:
-                do = "add the annotator that writes it to the stage, or choose another credit"
+                fix = "add the annotator that writes it to the stage, or choose another credit"
                 raise refusal(
-                    f"[algo] credit {rule!r}", f"an annotation '{name}' on every sample", f"none on {row.id}", do
+                    f"[algo] credit {rule!r}", f"an annotation '{name}' on every sample", f"none on {row.id}", fix
                 )
         columns = [row.annotations[name] for row in self.rows]
         return [columns[row][at] for turn in self.steps() for row, at in turn]

@@ -89,18 +89,20 @@ async def demonstrations(context: Context, renderer: Renderer, longest: int) -> 
     return [(c.name, rendered(c, renderer, longest)) for c in solved]
 
 
-def solved_conversations(shown: Sequence[Conversation]) -> list[Conversation]:
+def solved_conversations(conversations: Sequence[Conversation]) -> list[Conversation]:
     """Return the conversations that solve their task, and the conversations without a task.
 
     Raises:
         BadInput: fewer than nine in ten conversations are left.
     """
-    solved = [c for c in shown if c.task is None or (c.score is not None and c.score.success is not False)]
-    if len(solved) < 0.9 * len(shown):
-        cuts = Counter(c.cut_by for c in shown if c not in solved and c.cut_by is not None)
-        got = ", ".join([f"{len(solved)} of {len(shown)}", *(f"{n} cut short by {limit}" for limit, n in cuts.items())])
-        do = "raise that limit, or correct the expert" if cuts else "correct the expert"
-        raise refusal("[env]", "an expert that solves nine in ten tasks", got, do)
+    solved = [c for c in conversations if c.task is None or (c.score is not None and c.score.success is not False)]
+    if len(solved) < 0.9 * len(conversations):
+        cuts = Counter(c.cut_by for c in conversations if c not in solved and c.cut_by is not None)
+        actual = ", ".join(
+            [f"{len(solved)} of {len(conversations)}", *(f"{n} cut short by {limit}" for limit, n in cuts.items())]
+        )
+        fix = "raise that limit, or correct the expert" if cuts else "correct the expert"
+        raise refusal("[env]", "an expert that solves nine in ten tasks", actual, fix)
     return solved
 
 
@@ -130,10 +132,10 @@ def rendered(conversation: Conversation, renderer: Renderer, longest: int) -> Re
     return tokens
 
 
-def too_long(where: str, positions: int, got: str) -> BadInput:
+def too_long(where: str, positions: int, actual: str) -> BadInput:
     """Return the error for a text with more tokens than the policy has positions."""
     expected = f"fewer tokens than the {positions} positions of the model"
-    return refusal(where, expected, got, "shorten it, raise models.policy.init.max_positions, or take another model")
+    return refusal(where, expected, actual, "shorten it, raise models.policy.init.max_positions, or take another model")
 
 
 def conversation_file(files: RunFiles) -> str | None:
@@ -308,8 +310,8 @@ class Demonstrations:
         if not played.transcripts and self._imitator is not None and not self._fits:
             return await Demonstrations(self._context).play(task, replies)  # not even the first prompt fits
         if not played.transcripts:
-            got = f"{played.rollout.outcome.reason} before the first reply for task {task.id}"
-            raise refusal("rollout.harness", "a harness that is answered", got, "raise that limit")
+            actual = f"{played.rollout.outcome.reason} before the first reply for task {task.id}"
+            raise refusal("rollout.harness", "a harness that is answered", actual, "raise that limit")
         return _conversations_of(task, played)
 
     def _expert(self, task: Task) -> Replies:
@@ -370,15 +372,15 @@ def _conversations_of(task: Task, played: Attempt) -> list[Conversation]:
     score = None if score is not None and (score.reward, score.success) == (None, None) else score
     outcome = played.rollout.outcome
     cut_by = outcome.reason if outcome.kind == "truncated" else None
-    shown = []
+    conversations = []
     for role, branches in played.transcripts.items():
         name = f"task {task.id}, {role}" if several else f"task {task.id}"
         names = [name] if len(branches) == 1 else [f"{name}, branch {number}" for number in range(1, len(branches) + 1)]
-        shown += [
+        conversations += [
             conversation_of(name, branch, task=task, score=score, role=role, cut_by=cut_by)
             for name, branch in zip(names, branches, strict=True)
         ]
-    return shown
+    return conversations
 
 
 def _drain(failures: deque[InfraError]) -> list[InfraError]:
@@ -389,10 +391,10 @@ def _drain(failures: deque[InfraError]) -> list[InfraError]:
 
 def _no_requests(task: Task, harness: str, error: Unanswered) -> BadInput:
     reason = str(error).partition(": ")[2]
-    got = f"{harness!r}, which {reason} for task {task.id}"
-    got = got if reason == "requested no reply" else f"for task {task.id}: {error}"
-    do = "let it ask for every reply: `await episode.session().complete(messages)`, or by the client it has"
-    return refusal("rollout.harness", "a harness that requests its replies from the session", got, do)
+    actual = f"{harness!r}, which {reason} for task {task.id}"
+    actual = actual if reason == "requested no reply" else f"for task {task.id}: {error}"
+    fix = "let it ask for every reply: `await episode.session().complete(messages)`, or by the client it has"
+    return refusal("rollout.harness", "a harness that requests its replies from the session", actual, fix)
 
 
 def _over_context(task: Task, room: int, positions: int) -> BadInput:
@@ -402,7 +404,7 @@ def _over_context(task: Task, room: int, positions: int) -> BadInput:
         room: tokens of the policy's context.
         positions: positions of the policy's model; more than `room` means that the cache is the limit.
     """
-    got = f"more in the demonstration of task {task.id}"
+    actual = f"more in the demonstration of task {task.id}"
     if room < positions:
-        return refusal("engine.kv.bytes", f"prompts of fewer than the {room} tokens of the cache", got, "raise it")
+        return refusal("engine.kv.bytes", f"prompts of fewer than the {room} tokens of the cache", actual, "raise it")
     return too_long(f"task {task.id}", room, "a longer demonstration")

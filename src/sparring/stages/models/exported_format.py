@@ -98,16 +98,16 @@ def _findings(comparison: TemplateComparison, text: str, renderer: Renderer) -> 
     else:
         yield f"the chat template writes {comparison.same} of {comparison.count} recorded prompts id by id"
     if comparison.spelt:
-        do = "sampled ids are not the tokenizer's own, or text looks like a control token"
-        yield f"the chat template writes {comparison.spelt} prompts as the same text in other ids: {do}"
+        fix = "sampled ids are not the tokenizer's own, or text looks like a control token"
+        yield f"the chat template writes {comparison.spelt} prompts as the same text in other ids: {fix}"
     if comparison.replies:
         what = "an earlier reply was sampled in another way than its message is written (blanks, a malformed call)"
         yield f"the chat template writes {comparison.replies} prompts otherwise, because {what}"
     if comparison.other:
         left, right = comparison.shown
         where = f"the first is that of {comparison.other[0]}: the run wrote {left!r}, the template {right!r}"
-        do = f"serve the model with this project, or with a renderer that writes what {renderer.name} does"
-        yield f"the chat template does not write {len(comparison.other)} recorded prompts; {where}; {do}"
+        fix = f"serve the model with this project, or with a renderer that writes what {renderer.name} does"
+        yield f"the chat template does not write {len(comparison.other)} recorded prompts; {where}; {fix}"
     if "strftime_now" in text:
         yield "the chat template writes the day on which it is used; the run wrote 1 January 2025 in every prompt"
 

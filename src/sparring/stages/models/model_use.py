@@ -82,5 +82,5 @@ async def check_answers(config: RunConfig, model: str, use: str, ask: Callable[[
     except (InfraError, BadInput) as error:
         if isinstance(error, BadInput) and config.models[model].served is None:
             raise
-        do = f"start its server, or correct models.{model}.served"
-        raise refusal(f"models.{model}", f"{use} that answers", str(error), do) from error
+        fix = f"start its server, or correct models.{model}.served"
+        raise refusal(f"models.{model}", f"{use} that answers", str(error), fix) from error

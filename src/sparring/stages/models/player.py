@@ -95,8 +95,8 @@ def _check_model(config: RunConfig, where: str, name: str) -> None:
     if spec.path is None:
         raise refusal(f"models.{name}.path", f"the checkpoint that speaks for {where}", "none", "name one")
     if spec.served is not None and spec.served.kind == "chat":
-        do = 'serve it by "openai" or "remote", or leave out served'
-        raise refusal(f"models.{name}.served.kind", "a server that samples token ids", '"chat"', do)
+        fix = 'serve it by "openai" or "remote", or leave out served'
+        raise refusal(f"models.{name}.served.kind", "a server that samples token ids", '"chat"', fix)
     teacher_folder(config, name)
 
 

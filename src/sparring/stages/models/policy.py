@@ -85,5 +85,5 @@ def _check_ids(folder: Path, shape: Outline) -> None:
     )
     if largest >= shape.vocab_size:
         ids = f"ids below {shape.vocab_size}, the rows of the embedding"
-        do = "take the tokenizer that belongs to the model"
-        raise refusal(str(folder / "tokenizer.json"), ids, f"{largest} for {token!r}", do)
+        fix = "take the tokenizer that belongs to the model"
+        raise refusal(str(folder / "tokenizer.json"), ids, f"{largest} for {token!r}", fix)

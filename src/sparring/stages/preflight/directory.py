@@ -24,13 +24,13 @@ def check_directory(directory: Path, mounts: Path = MOUNTS) -> list[str]:
     try:
         os.rmdir(tempfile.mkdtemp(prefix=".sparring-", dir=there))  # /proc denies root what its mode allows
     except OSError as error:
-        got = f"one that takes no folder ({error.strerror})" if there.is_dir() else "a file"
-        raise refusal("run.directory", f"a folder at {there}", got, "choose another") from error
+        actual = f"one that takes no folder ({error.strerror})" if there.is_dir() else "a file"
+        raise refusal("run.directory", f"a folder at {there}", actual, "choose another") from error
     found = file_system_of(directory, mounts)
     if found.locks_here_alone:
-        do = "mount it without them (Lustre: with flock), or choose another"
-        got = f"{found.kind} with {', '.join(sorted(found.options & LOCKS_HERE))}"
-        raise refusal("run.directory", "a file system whose locks other machines see", got, do)
+        fix = "mount it without them (Lustre: with flock), or choose another"
+        actual = f"{found.kind} with {', '.join(sorted(found.options & LOCKS_HERE))}"
+        raise refusal("run.directory", "a file system whose locks other machines see", actual, fix)
     if not found.remote:
         return []
     limit = (

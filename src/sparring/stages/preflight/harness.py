@@ -41,18 +41,18 @@ async def play_silently(context: Context, task: Task) -> list[Conversation]:
 
 
 def players_of(
-    config: RunConfig, held: Iterable[Conversation], rehearsal: Rehearsal | None, *, rendered: bool
+    config: RunConfig, played: Iterable[Conversation], rehearsal: Rehearsal | None, *, rendered: bool
 ) -> list[str]:
     """Return a sentence for each environment whose harness is not built in, which names the player of its first task.
 
     Args:
-        held: conversations of the tasks that were played.
+        played: conversations of the tasks.
         rehearsal: player of workers' rollouts; None: the run has no workers.
         rendered: whether the requests were rendered.
     """
     unknown = "" if rendered else "; its requests were not rendered, because the policy has no tokenizer yet"
     first: dict[str, Task] = {}
-    for conversation in held:
+    for conversation in played:
         if conversation.task is not None:
             first.setdefault(conversation.task.env, conversation.task)
     facts = []
@@ -93,8 +93,8 @@ def within_files(places: int, allowed: int) -> str:
     wanted = files_of(places)
     if allowed < wanted:
         most = (allowed - FILES_OF_RUN) // (files_of(1) - FILES_OF_RUN)
-        do = f"raise it (ulimit -Hn {wanted}), or set rollout.max_concurrent_rollouts = {max(1, most)}"
-        raise refusal("open files", f"{wanted} for {places} programs at once", f"a limit of {allowed}", do)
+        fix = f"raise it (ulimit -Hn {wanted}), or set rollout.max_concurrent_rollouts = {max(1, most)}"
+        raise refusal("open files", f"{wanted} for {places} programs at once", f"a limit of {allowed}", fix)
     return f"programs: {MOST_CONNECTIONS} connections each, within {allowed} open files"
 
 
@@ -126,7 +126,7 @@ async def playable(task: Task) -> AsyncIterator[None]:
     except InfraError as error:
         if not isinstance(error, EnvError) and error.limit_s is None:
             raise
-        expected, do = "an environment that opens it and answers every turn", "correct the environment"
+        expected, fix = "an environment that opens it and answers every turn", "correct the environment"
         if isinstance(error, HarnessError):
-            expected, do = "a harness that plays it to its end", "correct the harness (rollout.harness)"
-        raise refusal(f"task {task.id}", expected, f"{error}", do) from error
+            expected, fix = "a harness that plays it to its end", "correct the harness (rollout.harness)"
+        raise refusal(f"task {task.id}", expected, f"{error}", fix) from error

@@ -52,7 +52,7 @@ def _check(config: RunConfig, where: str, metric: str, names: tuple[str, ...] | 
         return
     beside = [stage for stage in ONLINE_STAGES if is_held_out(stage, metric)]
     if beside and not config.eval.every and any(fnmatchcase(metric, f"{beside[0]}/eval/{name}") for name in HELD_OUT):
-        do = "set eval.every, or name a metric of training"
-        raise refusal(where, "a metric that the run has", f"{metric}, without evaluation beside training", do)
+        fix = "set eval.every, or name a metric of training"
+        raise refusal(where, "a metric that the run has", f"{metric}, without evaluation beside training", fix)
     allowed = ", ".join(name for name in dict.fromkeys(names) if not name.startswith(("time/", "engine/", "rank/")))
     raise refusal(where, f"a metric of the run: {allowed}", repr(metric), "name one of these; * stands for any name")

@@ -69,15 +69,15 @@ def _key(name: str) -> str:
 def _check_same_tasks(where: str, path: str, other: Evaluation, digests: Mapping[str, str]) -> str:
     other_tasks = other.tasks
     common = digests.keys() & other_tasks.keys()
-    expected, do = (
+    expected, fix = (
         "a result of the same held-out tasks",
         "evaluate both with one [env], one run.seed and one eval.tasks",
     )
     if not common:
-        raise refusal(where, expected, f"none of {len(digests)} among the {len(other_tasks)} of {path}", do)
+        raise refusal(where, expected, f"none of {len(digests)} among the {len(other_tasks)} of {path}", fix)
     for name in sorted(common):
         if digests[name] != other_tasks[name].digest:
-            raise refusal(where, expected, f"another task called {name} in {path}", do)
+            raise refusal(where, expected, f"another task called {name} in {path}", fix)
     return f"{where}: {len(common)} of {len(digests)} held-out tasks are in {path}"
 
 
@@ -93,8 +93,8 @@ def _read(where: str, path: str) -> BaselineResult:
     result = _last_result(place)
     if result is None:
         expected = "the folder of a run whose stage eval is done, or an evaluation.json"
-        got = "a run that has evaluated nothing" if place.is_dir() else "no folder"
-        raise refusal(where, expected, f"{got}: {path}", "run it first")
+        actual = "a run that has evaluated nothing" if place.is_dir() else "no folder"
+        raise refusal(where, expected, f"{actual}: {path}", "run it first")
     return BaselineResult(evaluation=msgspec.convert(result, Evaluation), tokens_trained=_tokens_trained(place))
 
 

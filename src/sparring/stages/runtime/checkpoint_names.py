@@ -88,8 +88,8 @@ def saved_step(files: RunFiles, stage: str, name: str) -> int:
         by_name |= {} if best is None else {BEST: best["step"]}
     if name not in by_name:
         expected = f"a checkpoint of the stage: {', '.join(by_name) or 'none is there'}"
-        do = "name one of these; train.best_metric says which is the best" if by_name else "run the stage first"
-        raise refusal(str(folder / name), expected, name, do)
+        fix = "name one of these; train.best_metric says which is the best" if by_name else "run the stage first"
+        raise refusal(str(folder / name), expected, name, fix)
     return by_name[name]
 
 

@@ -115,8 +115,8 @@ class Checkpoints:
                 aside = Path(ref.path).with_name(DAMAGED + Path(ref.path).name)
                 shutil.rmtree(aside, ignore_errors=True)
                 os.rename(ref.path, aside)
-                do = f"passed over, and kept as {aside.name}; the steps behind the one before are trained again"
-                self._say(f"the checkpoint of step {ref.step} is damaged: {do} ({str(error).partition(';')[0]})")
+                fix = f"passed over, and kept as {aside.name}; the steps behind the one before are trained again"
+                self._say(f"the checkpoint of step {ref.step} is damaged: {fix} ({str(error).partition(';')[0]})")
         return 0, {}
 
     def _verify(self, ref: CheckpointRef) -> None:

@@ -43,7 +43,7 @@ async def supervise(
     source: Path,
     units: Sequence[T],
     batch_of: Callable[[Sequence[T], int], Batch],
-    shown: Mapping[str, str],
+    headlines: Mapping[str, str],
 ) -> dict[str, Any]:
     """Train `trainer` from its last checkpoint, or from the start, to the last step of the stage; write its weights.
 
@@ -52,10 +52,10 @@ async def supervise(
         source: checkpoint or adapter folder of that input.
         units: rows or groups of rows; an epoch has each once.
         batch_of: function of units and step that returns a batch.
-        shown: metrics to return, by their name in the result.
+        headlines: metrics to return, by their name in the result.
 
     Returns:
-        `model` (the folder), `tokens_trained`, the last value of each metric in `shown`, and `best`, if there is
+        `model` (the folder), `tokens_trained`, the last value of each metric in `headlines`, and `best`, if there is
         one.
     """
     section: Section = getattr(context.config, stage)
@@ -70,12 +70,12 @@ async def supervise(
     )
     done, state = await checkpoints.resume()
     context.store.truncate(stage, done)
-    totals: dict[str, Any] = {"tokens_trained": 0, **dict.fromkeys(shown), **state}
+    totals: dict[str, Any] = {"tokens_trained": 0, **dict.fromkeys(headlines), **state}
     reports = StepReports(context.sink, stage)
 
     async def after_step(step: StepResult, batch: Batch, metrics: Mapping[str, float]) -> None:
         totals["tokens_trained"] += int(metrics["tokens_trained"])
-        totals.update({name: metrics[metric] for name, metric in shown.items() if metric in metrics})
+        totals.update({name: metrics[metric] for name, metric in headlines.items() if metric in metrics})
         context.store.metric(stage, step.version, metrics)
         reports.log(step.version, metrics)
         await checkpoints.after(step, metrics, totals)
