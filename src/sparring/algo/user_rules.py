@@ -118,7 +118,6 @@ def _path(name: str) -> Path:
 
 
 def _load(name: str, path: Path, where: str) -> type[Any]:
-    """Return the class that `name` names, from the file at `path`."""
     files = {str(file.relative_to(path.resolve().parent)): file.read_bytes() for file in with_neighbours(path)}
     if path.is_file():  # a link keeps its own name, by which the recipe names it
         files[path.name] = files.pop(path.resolve().name)
@@ -146,7 +145,6 @@ def _with_digest(rule: type[msgspec.Struct], name: str, digest: str, files: Mapp
 
 
 def _restored(name: str, digest: str, files: Mapping[str, bytes], values: Mapping[str, Any]) -> Any:
-    """Return a rule that another process has pickled."""
     if (name, digest) not in _CLASSES:
         folder = SCRATCH.enter_context(scratch())
         _write(folder, files)

@@ -193,11 +193,7 @@ def compare(before: Evaluation, after: Evaluation) -> Comparison:
 
 
 def retained_share(before: Evaluation, after: Evaluation) -> Estimate:
-    """Return the share of the success of `before` that `after` retains, over the tasks that both scored.
-
-    Raises:
-        BadInput: see `compare`.
-    """
+    """Return the share of the success of `before` that `after` retains, over the tasks that both scored."""
     _check_same(before, after)
     solved = _paired_values(before, after, _success_of)
     if not solved[0]:

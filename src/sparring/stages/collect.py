@@ -89,8 +89,6 @@ async def run(context: Context) -> dict[str, Any]:
 
 
 def _no_traces(totals: Mapping[str, int], failure: str) -> BadInput:
-    """Return the error for a teacher whose rollouts gave no trace. `failure`: message of the first rollout that
-    failed."""
     why = "{failed} failed, {unscored} had no reward, {unfinished} were cut short".format(**totals)
     if totals["full"]:
         why += f" ({totals['full']} of these at the end of the context, of the policy or of the teacher)"

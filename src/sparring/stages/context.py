@@ -40,7 +40,6 @@ class Replay:
     """Replay of recorded steps of an online stage, in a copy of its run.
 
     Attributes:
-        last_step: last step to replay.
         updates: function from the policy's engine and the engine's checkpoint folder to the part that takes published
             weights.
     """
@@ -98,11 +97,7 @@ class RunFiles:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Context(RunFiles):
-    """Parts that all stages of a run share. The code that opened them closes them.
-
-    Attributes:
-        replay: steps to replay instead of training, or None.
-    """
+    """Parts that all stages of a run share. The code that opened them closes them."""
 
     sink: Sink
     cluster: Cluster

@@ -41,7 +41,6 @@ def read_conversations(
     """Read conversations for supervised fine-tuning: the `messages` column, or `prompt` and `answer` as two messages.
 
     Args:
-        path, columns: see `read_rows`.
         recorded: whether a run recorded the conversations. Their replies may be empty, since the policy sampled them
             so.
 

@@ -50,7 +50,6 @@ def located(path: str) -> Located:
 
 
 def _checked_rows(rows: Located) -> Located:
-    """Refuse rows with text that UTF-8 cannot encode, or with NaN or infinite numbers."""
     for number, where, row in rows:
         for name, value in row.items():
             check_plain(value, f"{where}, column {name!a}")
@@ -99,7 +98,6 @@ def _text_file(path: Path) -> Located:
 
 
 def _readable(path: Path, rows: Located) -> Located:
-    """Refuse a file that cannot be read to its end."""
     try:
         yield from rows
     except (OSError, EOFError, zlib.error) as error:
@@ -116,7 +114,6 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def _json_rows(path: Path) -> Located:
-    """Yield the objects of a JSON Lines file or of one JSON array."""
     with _open(path) as file:
         beginning = file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")
     yield from _array(path) if beginning.startswith(b"[") else _json_lines(path)
@@ -227,7 +224,6 @@ def _number_rows(where: object, rows: Iterable[dict[str, Any]]) -> Located:
 
 
 def _hub(path: str) -> Located:
-    """Return the rows of a data set of the hub, which the library `datasets` downloads and caches."""
     if "://" in path or Path(path).exists():
         actual = "an address, which is not read" if "://" in path else "a pipe or device, which cannot be read twice"
         raise refusal(path, "a data file, a datasets folder or a hub name", actual, "save it as a file, and name that")

@@ -22,7 +22,6 @@ class LostTasksAgain:
     repeats the same tasks. A repeated group has a new admission index, and so fresh random numbers.
 
     Args:
-        source: source of new tasks.
         most: maximum number of repetitions of a task; 0: none.
     """
 

@@ -66,7 +66,6 @@ class KlCoefficient:
 
 
 def _logprobs_and_weights(row: Sample) -> list[tuple[float, float, float]]:
-    """Return the recorded and the reference log-probability of each token, with its policy weight."""
     none = (0.0,) * len(row.tokens)
     if Annotation.REFERENCE not in row.annotations:
         fix = "annotate the reference first"

@@ -157,7 +157,6 @@ class PolicyLoss:
         return _Objective(annotations[Annotation.OBJECTIVE] + gradient_term, columns)
 
     def _objective(self, old: torch.Tensor, tokens: PolicyTokens, weights: torch.Tensor) -> _Objective:
-        """Compute the objective of tokens whose sequences are complete."""
         config = self._config
         with naming(config.correction_rule):
             corrected = config.correction_rule(old, tokens)

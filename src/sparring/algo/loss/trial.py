@@ -79,7 +79,6 @@ def _try_in_parts(algo: AlgoConfig, place: str, name: str) -> torch.Tensor:
 
 
 def _values(algo: AlgoConfig, place: str, tokens: PolicyTokens) -> torch.Tensor:
-    """Compute the values of one rule, [M]."""
     if place == "correction":
         return algo.correction_rule(tokens.logprob.detach(), tokens).weights
     if place == "loss":
@@ -114,7 +113,6 @@ def _drawn_tokens(at: int = 0, step: float = 0.0, dtype: torch.dtype = torch.flo
 
 
 def _selected(tokens: PolicyTokens, mask: torch.Tensor) -> PolicyTokens:
-    """Return a micro-batch of these tokens alone."""
     chosen = {field: getattr(tokens, field)[mask] for field in FIELDS}
     for unit in ("sequences", "turns"):
         chosen[unit] = chosen[unit].unique(return_inverse=True)[1]

@@ -25,11 +25,7 @@ SHOWN = "prompts shown"
 
 
 def check_unseen(files: RunFiles, factory: EnvFactory, tasks: Sequence[Task]) -> None:
-    """Check that neither this run nor the runs of `run.after` trained on a held-out task.
-
-    Raises:
-        BadInput: one of the runs did.
-    """
+    """Check that neither this run nor the runs of `run.after` trained on a held-out task."""
     check_unseen_files(files.config, tasks)
     texts = {identity(task): task.id for task in tasks}
     note_shown(files, factory, texts)
@@ -58,7 +54,6 @@ def note_shown(files: RunFiles, factory: EnvFactory, held_out: Mapping[str, str]
 
 
 def _tasks_shown(files: RunFiles, factory: EnvFactory) -> Iterator[tuple[str, str]]:
-    """Yield identity and description of every task that this run trained on."""
     for index in range((files.done("collect") or {}).get("tasks", 0)):
         collected = files.store.get(f"collect/{index}")
         assert collected is not None  # the stage is done, with so many
@@ -73,7 +68,6 @@ def _tasks_shown(files: RunFiles, factory: EnvFactory) -> Iterator[tuple[str, st
 
 
 def _earlier_prompts(config: RunConfig) -> Iterator[tuple[str, set[int]]]:
-    """Yield recipe and recorded prompt digests of each run in `run.after`; a missing run has recorded none."""
     for recipe in config.run.after:
         before = load(recipe).run
         file = Path(before.directory) / before.name / "store.sqlite"

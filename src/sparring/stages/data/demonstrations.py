@@ -78,12 +78,7 @@ class Conversation:
 
 async def demonstrations(context: Context, renderer: Renderer, longest: int) -> list[tuple[str, Rendered]]:
     """Return all demonstrations of the run as (name, tokens with their sampled marks): the rows of `[sft] data`, or the
-    expert's conversations that solve their task, in task order.
-
-    Args:
-        renderer: renderer of the policy.
-        longest: maximum number of tokens of a demonstration.
-    """
+    expert's conversations that solve their task, in task order."""
     imitator = None if conversation_file(context) is not None else imitator_of(context, renderer)
     solved = solved_conversations(await conversations(context, None, imitator))
     return [(c.name, rendered(c, renderer, longest)) for c in solved]
@@ -108,9 +103,6 @@ def solved_conversations(conversations: Sequence[Conversation]) -> list[Conversa
 
 def rendered(conversation: Conversation, renderer: Renderer, longest: int) -> Rendered:
     """Return the conversation as tokens with marks of the replies.
-
-    Args:
-        longest: maximum number of tokens, which the policy's positions limit.
 
     Raises:
         BadInput: the chat format cannot write the conversation, or it has more than `longest` tokens.
@@ -227,10 +219,8 @@ class Demonstrations:
     """Player of rollouts with scripted replies and real tools; each rollout has its own environment.
 
     Args:
-        context: run whose harness holds the conversations.
         imitator: policy that will imitate its roles: their prompts must fit its context, and programs are told its
             limits. None: tokens are not counted.
-        report: called with a sentence for the reader of the run.
         fits: whether a conversation longer than the imitator's context is refused.
     """
 
@@ -315,11 +305,7 @@ class Demonstrations:
         return _conversations_of(task, played)
 
     def _expert(self, task: Task) -> Replies:
-        """Return a fresh expert for a task.
-
-        Raises:
-            BadInput: the environment has no expert for the task.
-        """
+        """Return a fresh expert for a task."""
         expert = self._context.factory.expert(task)
         if expert is None:
             of_sft = "leave this kind of task out of the demonstrations"
@@ -329,12 +315,7 @@ class Demonstrations:
 
 
 class _Scripts:
-    """Scripts of the rollouts that are in progress. Implements `rollout.episode.SessionRecorder`.
-
-    Args:
-        config: names the roles that the policy plays.
-        imitator: counts the tokens of these roles; None: no tokens are counted.
-    """
+    """Scripts of the rollouts that are in progress. Implements `rollout.episode.SessionRecorder`."""
 
     def __init__(self, config: RolloutConfig, imitator: Imitator | None) -> None:
         self._config, self._imitator = config, imitator

@@ -33,11 +33,7 @@ R = TypeVar("R", bound=Preference | Solution | JudgedTurns)
 
 
 def preference_rows(config: RunConfig) -> list[Preference]:
-    """Return the rows of `[preference] data`.
-
-    Raises:
-        BadInput: the file or its rows are missing, or a row does not parse.
-    """
+    """Return the rows of `[preference] data`."""
     section = config.preference
     single = isinstance(section.loss, KtoConfig)
     rows = read_preferences(_required_file(section.data, "preference"), single=single)

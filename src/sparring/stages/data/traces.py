@@ -43,7 +43,6 @@ def transcript_of(
 
     Args:
         world_tools: tools of a row that names none.
-        column: name of the column with the messages.
 
     Raises:
         BadInput: tools, weights or `prompt_messages` do not parse, or the row has nothing to imitate.

@@ -47,7 +47,6 @@ def show_adapter(files: RunFiles, stage: str) -> None:
 
 
 def _is_untrained(folder: Path) -> bool:
-    """Return whether an adapter changes nothing: every factor B is 0."""
     return not any(bool(tensor.any()) for name, tensor in read(folder).items() if ".lora_B" in name)
 
 

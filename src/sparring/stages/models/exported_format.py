@@ -32,7 +32,6 @@ def write_format(out: Path, source: Path, config: RunConfig, store: Store) -> li
 
     Args:
         out: exported folder, which has the files of `source`.
-        source: checkpoint folder with tokenizer and template.
         store: record of the run, whose prompts the template is compared with.
 
     Returns:

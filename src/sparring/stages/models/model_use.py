@@ -20,7 +20,6 @@ class UsedModel:
     """Model that a stage computes for a use.
 
     Attributes:
-        use: name of the use.
         model: name in `[models]`, or of earlier weights of a trained model.
         kind: trained; frozen, which is computed without gradients; or engine, with an engine of its own.
         scalar: whether it has a scalar head.
@@ -74,7 +73,6 @@ async def check_answers(config: RunConfig, model: str, use: str, ask: Callable[[
 
     Args:
         use: use of the model in messages, as "a judge".
-        ask: function that sends a request to the model.
     """
     try:
         with waiting(f"models.{model}, {use}, to answer"):

@@ -36,7 +36,6 @@ def with_roles(
 
     Args:
         engines: engines by model, opened by `open_role_engines`.
-        store: store of the turns; None: they stay in memory.
     """
     by_role = models_by_role(config)
     if not by_role:
@@ -90,7 +89,6 @@ class PlayerUse(ModelUse):
 
 
 def _check_model(config: RunConfig, where: str, name: str) -> None:
-    """Refuse a model without a checkpoint, or on a server that samples text instead of token ids."""
     spec = config.models[name]
     if spec.path is None:
         raise refusal(f"models.{name}.path", f"the checkpoint that speaks for {where}", "none", "name one")
@@ -105,7 +103,6 @@ class RoleRecorder:
 
     Args:
         policy: recorder of every role that `by_role` does not name.
-        by_role: recorders of the other roles.
     """
 
     def __init__(self, policy: SessionRecorder, by_role: Mapping[str, SessionRecorder]) -> None:

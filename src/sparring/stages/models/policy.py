@@ -77,7 +77,6 @@ def check_model(files: RunFiles, shape: Outline) -> list[str]:
 
 
 def _check_ids(folder: Path, shape: Outline) -> None:
-    """Refuse a tokenizer with an id above the rows of the embedding."""
     from tokenizers import Tokenizer
 
     token, largest = max(

@@ -86,7 +86,6 @@ def teacher_annotator(
 
     Args:
         watch: finds the group and the rollout of a row.
-        source: checkpoint folder that the policy starts from.
     """
     stage = config.distill
     own: dict[str, ScoringEngine] = {POLICY: engine, AVERAGE: TrainerTeacher(trainer, AVERAGE)}

@@ -38,9 +38,6 @@ async def check_environment(
     An empty answer must earn no reward, and the expert must succeed or earn more. A worker that requests no reply must
     get no score.
 
-    Args:
-        rehearsal: player of workers' rollouts; None: the run has no workers.
-
     Returns:
         Facts, the conversations that were played, and the conversations to imitate; `[sft] data` may add more.
     """
@@ -66,14 +63,11 @@ async def check_environment(
 
 
 def _experts_demonstrate(config: RunConfig) -> bool:
-    """Return whether the run uses experts' conversations: for imitation, or to train the tokenizer of a fresh model."""
     imitates = "sft" in config.run.stages and "collect" not in config.run.stages
     return config.sft.data is None and (_is_fresh(config) or imitates)
 
 
 def _file_demonstrates(config: RunConfig) -> bool:
-    """Return whether the run uses conversations of `[sft] data`: for imitation, or to train the tokenizer of a fresh
-    model."""
     return config.sft.data is not None and (_is_fresh(config) or "sft" in config.run.stages)
 
 
@@ -141,11 +135,7 @@ async def _play_expert(
 
 
 def first_tasks(config: RunConfig, factory: EnvFactory) -> Sequence[Task]:
-    """Return the first training tasks.
-
-    Raises:
-        BadInput: the environment has no training task.
-    """
+    """Return the first training tasks."""
     source = factory.tasks("train", config.run.seed)
     tasks = [task for task in (source.next() for _ in range(SOME)) if task is not None]
     if not tasks:
@@ -187,7 +177,6 @@ def check_shown(config: RunConfig, factory: EnvFactory) -> None:
 
 
 def _first_of_each_tag(config: RunConfig, factory: EnvFactory) -> Sequence[Task]:
-    """Return the first demonstrated task of every tag."""
     first: dict[str, Task] = {}
     for task in demonstration_tasks(config, factory):
         first.setdefault(task.tag, task)

@@ -46,8 +46,6 @@ def players_of(
     """Return a sentence for each environment whose harness is not built in, which names the player of its first task.
 
     Args:
-        played: conversations of the tasks.
-        rehearsal: player of workers' rollouts; None: the run has no workers.
         rendered: whether the requests were rendered.
     """
     unknown = "" if rendered else "; its requests were not rendered, because the policy has no tokenizer yet"

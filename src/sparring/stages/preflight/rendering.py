@@ -85,7 +85,6 @@ def check_rendering(
 
 
 def _tools_by_environment(factory: EnvFactory, tasks: Sequence[Task]) -> dict[str, Sequence[ToolSpec]]:
-    """Return the tools of each environment before it knows a task, by the environment's name."""
     return {env: factory_of(factory, task).make().tools for env, task in {t.env: t for t in tasks}.items()}
 
 
@@ -100,7 +99,6 @@ def _check_thinking(config: RunConfig, renderer: Renderer) -> list[str]:
 
 
 def _check_agent_tools(played: Sequence[Conversation], own: Sequence[ToolSpec], renderer: Renderer) -> list[str]:
-    """Check calls of the tools that agents added to their requests."""
     from sparring.render.round_trip import check_tool_calls
 
     brought: list[ToolSpec] = []

@@ -47,11 +47,7 @@ from sparring.types import Task
 
 
 async def check(context: Context, rehearsal: Rehearsal | None = None) -> list[str]:
-    """Check that the run can work, cheapest checks first.
-
-    Args:
-        rehearsal: player of workers' rollouts; None: the run has no workers.
-    """
+    """Check that the run can work, cheapest checks first."""
     config, factory, start = context.config, context.factory, given_checkpoint(context.config)
     if start is not None:
         outline_of(start)
@@ -81,11 +77,6 @@ async def check(context: Context, rehearsal: Rehearsal | None = None) -> list[st
 
 
 def _check_recipe(context: Context, shapes: Mapping[str, Outline]) -> list[str]:
-    """Check what depends on the recipe and the models alone.
-
-    Raises:
-        BadInput: something is wrong; the message has all that is, a line each.
-    """
     config, shape = context.config, shapes[POLICY]
     checks: tuple[Callable[[], list[str]], ...] = (
         *(partial(each, config) for each in (_check_stages, check_metrics, check_unused_settings, _check_sampling)),

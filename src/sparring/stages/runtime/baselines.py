@@ -82,11 +82,7 @@ def _check_same_tasks(where: str, path: str, other: Evaluation, digests: Mapping
 
 
 def _read(where: str, path: str) -> BaselineResult:
-    """Read a file of `sparring eval`, or the result of the last weights that a run evaluated.
-
-    Raises:
-        BadInput: `path` is neither.
-    """
+    """Read a file of `sparring eval`, or the result of the last weights that a run evaluated."""
     place = Path(path)
     if place.suffix == ".json":
         return BaselineResult(evaluation=read_result(place).evaluation)

@@ -54,7 +54,6 @@ def best_saved(refs: Sequence[CheckpointRef], train: TrainConfig) -> dict[str, A
 
     Args:
         refs: checkpoints with all their metrics.
-        train: `best_metric` and `best_is_highest`.
     """
     best = best_of(refs, train.best_metric, train.best_is_highest)
     if best is None:

@@ -34,7 +34,6 @@ class Keeping:
     """Rule for saving and keeping checkpoints.
 
     Attributes:
-        train: `[train]` of the stage: `save_every`, `keep_last`, `best_metric`.
         last_step: last step of the stage, which is always saved.
         saves: False during a replay: no checkpoint is saved or moved.
         eval_every: steps between evaluations; 0: no evaluation. Evaluated steps are saved if `best_metric` is a figure
@@ -62,13 +61,7 @@ class Checkpoints:
     names an incomplete folder.
 
     Args:
-        trainer: trainer whose state is saved.
-        store: store of the manifests.
-        stage: name of the stage.
-        folder: `<run>/<stage>`.
-        keeping: rule for saving and keeping.
         beside: other trainers of the stage by use, each saved in a subfolder of the checkpoint.
-        say: called with a sentence for the user.
     """
 
     def __init__(

@@ -30,8 +30,6 @@ class Section(Protocol):
 
 
 class _OpenWindow:
-    """Window that is always open. Implements `loop.StepWindow`."""
-
     def release(self, step: int) -> None:
         """Do nothing: no row waits."""
 
@@ -48,8 +46,6 @@ async def supervise(
     """Train `trainer` from its last checkpoint, or from the start, to the last step of the stage; write its weights.
 
     Args:
-        stage: name of the stage and of its section.
-        source: checkpoint or adapter folder of that input.
         units: rows or groups of rows; an epoch has each once.
         batch_of: function of units and step that returns a batch.
         headlines: metrics to return, by their name in the result.

@@ -23,9 +23,6 @@ class Stopping:
 
     Args:
         config: rule of the recipe; None: the stage runs to its last step.
-        stage: stage that reports the metric.
-        store: store with the results of evaluations.
-        say: called with a sentence for the user.
 
     Attributes:
         reason: reason of the early end; empty until then.

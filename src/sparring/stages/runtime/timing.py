@@ -50,11 +50,7 @@ TRAINER_CAUSES = (
 
 
 class EngineCounters:
-    """Metrics of an engine for each step.
-
-    Args:
-        engine: engine whose counts are read, from now on.
-    """
+    """Metrics of an engine for each step."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

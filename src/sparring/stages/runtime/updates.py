@@ -17,8 +17,6 @@ class RetriedUpdates:
     served; until then the window stays shut and the engine serves the old weights.
 
     Args:
-        engine: engine that takes the weights.
-        config: engine settings `update.retries`, `update.retry_delay_s`.
         report: called with a sentence before each repetition.
     """
 
