@@ -165,9 +165,6 @@ def _sayable(context: Context, rows: Sequence[dict[str, Any]]) -> list[dict[str,
 
     A chat template may change a malformed reply, such as one with half a tool call in its text, and a teacher may have
     said more than the policy has positions for.
-
-    Raises:
-        BadInput: fewer than nine in ten traces remain; the message is that of the first refused trace.
     """
     source, tools = context.input("sft"), context.factory.make().tools
     renderer, longest = renderer_of(context.config, source), outline_of(source).max_positions

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Unit = list[Sample]
 """A pair of replies; with KTO one labelled reply and its mismatched copy."""
 
-SHOWN = {"loss": "loss_preference", "accuracy": "accuracy", "reward_margin": "reward_margin"}
+HEADLINES = {"loss": "loss_preference", "accuracy": "accuracy", "reward_margin": "reward_margin"}
 
 
 async def run(context: Context) -> dict[str, Any]:
@@ -58,15 +58,7 @@ async def run(context: Context) -> dict[str, Any]:
         units = _with_mismatched(units, longest, seed)
     if section.loss.has_reference:
         units, others = await _with_reference(trainer, units), await _with_reference(trainer, others)
-    totals = await supervise(
-        context,
-        "preference",
-        trainer,
-        source,
-        units,
-        lambda chosen, step: preference_batch(chosen, step=step, model=POLICY),
-        SHOWN,
-    )
+    totals = await supervise(context, "preference", trainer, source, units, preference_batch, HEADLINES)
     judged = await _held_out_accuracy(trainer, loss, others) if others else None
     if judged is not None:
         context.sink.event("preference", in_words(judged, "replies are on the right side"))

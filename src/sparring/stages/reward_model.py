@@ -39,15 +39,8 @@ async def run(context: Context) -> dict[str, Any]:
     units, others = ([_unit(section, tools, renderer, row, longest) for row in rows] for rows in (trained, held_out))
     plan = TrainPlan(losses=[loss], total_steps=section.steps, overrides=section.train, head="new scalar")
     trainer = context.cluster.trainer(POLICY, path=str(source), plan=plan)
-    totals = await supervise(
-        context,
-        "reward_model",
-        trainer,
-        source,
-        units,
-        lambda chosen, step: preference_batch(chosen, step=step, model=POLICY),
-        {"loss": f"loss_{loss.term}", "accuracy": "accuracy"},
-    )
+    headlines = {"loss": f"loss_{loss.term}", "accuracy": "accuracy"}
+    totals = await supervise(context, "reward_model", trainer, source, units, preference_batch, headlines)
     judged = await _held_out_accuracy(trainer, others) if others else None
     if judged is not None:
         context.sink.event("reward_model", in_words(judged, "pairs, steps or turns are judged right"))

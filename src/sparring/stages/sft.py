@@ -33,13 +33,5 @@ async def run(context: Context) -> dict[str, Any]:
         )
     plan = TrainPlan(losses=[ImitateLoss()], total_steps=config.steps, overrides=config.train)
     trainer = context.cluster.trainer(POLICY, path=str(source), plan=plan)
-    totals = await supervise(
-        context,
-        "sft",
-        trainer,
-        source,
-        rows,
-        lambda chosen, step: demonstration_batch(chosen, step=step, model=POLICY),
-        {"loss": "loss_imitate"},
-    )
+    totals = await supervise(context, "sft", trainer, source, rows, demonstration_batch, {"loss": "loss_imitate"})
     return {"rows": len(rows), **totals}

@@ -205,12 +205,8 @@ async def play_experts(context: Context, tasks: Sequence[Task], imitator: Imitat
 
 
 def advice_without_expert(config: RunConfig, own: str, of_sft: str) -> str:
-    """Return the advice for an environment without demonstrations.
-
-    Args:
-        own: advice for the environment's author.
-        of_sft: advice for a run with the sft stage. Without that stage demonstrations only train a fresh tokenizer.
-    """
+    """Return the advice for an environment without demonstrations: `own` for its author, `of_sft` for a run with the
+    sft stage. Without that stage demonstrations only train a fresh tokenizer."""
     other = "start from a checkpoint (models.policy.path)"
     return f"{own}, or {of_sft if 'sft' in config.run.stages else other}, or set sft.data"
 
@@ -379,12 +375,8 @@ def _no_requests(task: Task, harness: str, error: Unanswered) -> BadInput:
 
 
 def _over_context(task: Task, room: int, positions: int) -> BadInput:
-    """Return the error for an expert whose prompts or replies do not fit the policy's context.
-
-    Args:
-        room: tokens of the policy's context.
-        positions: positions of the policy's model; more than `room` means that the cache is the limit.
-    """
+    """Return the error for an expert whose prompts or replies do not fit the `room` of the policy's context; more
+    `positions` of its model mean that the cache is the limit."""
     actual = f"more in the demonstration of task {task.id}"
     if room < positions:
         return refusal("engine.kv.bytes", f"prompts of fewer than the {room} tokens of the cache", actual, "raise it")

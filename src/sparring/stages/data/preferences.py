@@ -52,11 +52,8 @@ def reward_rows(config: RunConfig) -> list[Preference] | list[Solution] | list[J
 
 
 def check_compared(config: RunConfig, factory: EnvFactory) -> tuple[list[str], list[Conversation]]:
-    """Refuse missing data of either stage, and adapters in the reward_model stage, which trains whole weights.
-
-    Returns:
-        Facts, one sentence each, and the conversations that will be trained on.
-    """
+    """Refuse missing data of either stage, and adapters in the reward_model stage, which trains whole weights; return
+    facts, one sentence each, and the conversations that will be trained on."""
     facts, pairs = [], []
     tools = factory.make().tools
     for stage, read in (("preference", preference_rows), ("reward_model", reward_rows)):

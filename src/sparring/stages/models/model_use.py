@@ -69,11 +69,7 @@ class ModelUse(ABC):
 
 
 async def check_answers(config: RunConfig, model: str, use: str, ask: Callable[[str], Awaitable[None]]) -> None:
-    """Refuse a model of the recipe that does not answer.
-
-    Args:
-        use: use of the model in messages, as "a judge".
-    """
+    """Refuse a model of the recipe that does not answer; `use` names its use in messages, as "a judge"."""
     try:
         with waiting(f"models.{model}, {use}, to answer"):
             await ask(model)

@@ -32,11 +32,8 @@ def models_by_role(config: RunConfig) -> dict[str, str]:
 def with_roles(
     config: RunConfig, recorder: SessionRecorder, engines: Mapping[str, Engine], store: Store | None = None
 ) -> SessionRecorder:
-    """Return a recorder of all roles; each role in `[rollout] roles` has its own model.
-
-    Args:
-        engines: engines by model, opened by `open_role_engines`.
-    """
+    """Return a recorder of all roles; each role in `[rollout] roles` has its own model, on the engine from
+    `open_role_engines`."""
     by_role = models_by_role(config)
     if not by_role:
         return recorder
@@ -99,11 +96,8 @@ def _check_model(config: RunConfig, where: str, name: str) -> None:
 
 
 class RoleRecorder:
-    """Recorder that opens the session of each role on the engine of its model. Implements `SessionRecorder`.
-
-    Args:
-        policy: recorder of every role that `by_role` does not name.
-    """
+    """Recorder that opens the session of each role on the engine of its model: `policy` for every role that `by_role`
+    does not name. Implements `SessionRecorder`."""
 
     def __init__(self, policy: SessionRecorder, by_role: Mapping[str, SessionRecorder]) -> None:
         self._policy = policy

@@ -82,11 +82,7 @@ async def _score_a_token(config: RunConfig, cluster: Cluster, name: str) -> None
 def teacher_annotator(
     config: RunConfig, cluster: Cluster, watch: SampleProvenance, *, engine: Engine, trainer: Trainer, source: Path
 ) -> Annotator:
-    """Return the annotator that asks the teachers of `[distill]` about the policy's rows.
-
-    Args:
-        watch: finds the group and the rollout of a row.
-    """
+    """Return the annotator that asks the teachers of `[distill]` about the policy's rows."""
     stage = config.distill
     own: dict[str, ScoringEngine] = {POLICY: engine, AVERAGE: TrainerTeacher(trainer, AVERAGE)}
     engines: dict[str, ScoringEngine] = {}

@@ -30,11 +30,7 @@ FILES_OF_RUN, FILES_OF_BOX = 512, 8
 
 async def play_silently(context: Context, task: Task) -> list[Conversation]:
     """Play a task with empty replies. Requests are rendered if the policy has a tokenizer: a program whose requests the
-    chat format refuses is not ready to run.
-
-    Returns:
-        The conversation of each role that was asked.
-    """
+    chat format refuses is not ready to run. Return the conversation of each role that was asked."""
     async with playable(task):
         scripted = Demonstrations(context, imitator_of(context), fits=False)
         return await scripted.play(task, lambda messages: Message(role="assistant", content=""))
@@ -44,10 +40,7 @@ def players_of(
     config: RunConfig, played: Iterable[Conversation], rehearsal: Rehearsal | None, *, rendered: bool
 ) -> list[str]:
     """Return a sentence for each environment whose harness is not built in, which names the player of its first task.
-
-    Args:
-        rendered: whether the requests were rendered.
-    """
+    `rendered` says whether the requests were rendered."""
     unknown = "" if rendered else "; its requests were not rendered, because the policy has no tokenizer yet"
     first: dict[str, Task] = {}
     for conversation in played:
@@ -79,15 +72,8 @@ def files_of(places: int) -> int:
 
 
 def within_files(places: int, allowed: int) -> str:
-    """Return a sentence with the number of connections that each program may have.
-
-    Args:
-        places: programs at once.
-        allowed: limit of this process's open files.
-
-    Raises:
-        BadInput: the programs may need more files.
-    """
+    """Return a sentence with the number of connections that each program may have; refuse (`BadInput`) `places`
+    programs at once that may need more than the `allowed` open files of this process."""
     wanted = files_of(places)
     if allowed < wanted:
         most = (allowed - FILES_OF_RUN) // (files_of(1) - FILES_OF_RUN)
@@ -97,11 +83,8 @@ def within_files(places: int, allowed: int) -> str:
 
 
 async def check_images(harness: Harness, factory: EnvFactory, boxes: Boxes, tasks: Sequence[Task]) -> list[str]:
-    """Start agent programs in a box of each image that the first tasks name, at most `MOST_IMAGES`.
-
-    Returns:
-        A sentence if a program was started, or nothing.
-    """
+    """Start agent programs in a box of each image that the first tasks name, at most `MOST_IMAGES`; return a sentence
+    if one was started."""
     starts: Callable[..., Awaitable[bool]] | None = getattr(harness, "check_image", None)
     first: dict[tuple[str, str], Task] = {}
     for task in tasks if starts is not None else ():

@@ -36,7 +36,7 @@ def check_own_rules(algo: AlgoConfig, group_size: int) -> list[str]:
         on, fix = "tokens", "correct it"
         if place in ("shaping", "credit"):
             on = "groups"
-            fix = "correct it; one group has one rollout, for which a credit may return None, and one equal rewards"
+            fix = "correct it; one group has a single rollout, for which credit may be None, and one equal rewards"
         with boundary(BadInput, where, f"{name} to run on drawn {on}", fix):
             if on == "groups":
                 _try_on_groups(where, name, rule, *_drawn(algo, group_size))
@@ -70,11 +70,8 @@ def _try_on_groups(
 
 
 def _values(where: str, name: str, rule: Any, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> Values:
-    """Return the advantages of each row, or the rewards of each group, that a rule gives.
-
-    Raises:
-        BadInput: they are of a wrong shape, or not finite.
-    """
+    """Return the advantages of each row, or the rewards of each group, that a rule gives;
+    refuse a wrong shape and numbers that are not finite."""
     if isinstance(rule, BaseCredit):
         wanted = [{row.id: len(row.tokens) for row in rows} for rows in samples]
         given = [{row.id: tuple(row.advantages or ()) for row in rows} for rows in rule.open().credit(groups, samples)]

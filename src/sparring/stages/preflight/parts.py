@@ -14,14 +14,8 @@ WHERE = "algo.credit.weights"
 
 
 def check_parts(config: RunConfig, played: Sequence[Conversation]) -> list[str]:
-    """Refuse parts that no rubric has, and an environment whose scores have no parts.
-
-    Args:
-        played: conversations of tasks that were played before the run.
-
-    Returns:
-        A sentence that names parts which did not occur in the played scores, though later ones may have them.
-    """
+    """Refuse parts that no rubric has, and an environment whose scores have no parts. Return a sentence that names
+    parts which did not occur in the `played` scores, though later ones may have them."""
     wanted = config.algo.credit.parts_read
     if "rl" not in config.run.stages or config.rl.preference is not None or not wanted:
         return []

@@ -50,11 +50,7 @@ def with_eval_metrics(store: Store, stage: str, refs: Sequence[CheckpointRef], m
 
 
 def best_saved(refs: Sequence[CheckpointRef], train: TrainConfig) -> dict[str, Any] | None:
-    """Return step, metric and value of the best checkpoint as plain data; None if no checkpoint has the metric.
-
-    Args:
-        refs: checkpoints with all their metrics.
-    """
+    """Return step, metric and value of the best checkpoint as plain data; None if no checkpoint has the metric."""
     best = best_of(refs, train.best_metric, train.best_is_highest)
     if best is None:
         return None

@@ -86,10 +86,8 @@ class Checkpoints:
         self._unsaved: tuple[StepResult, Mapping[str, float], Mapping[str, Any]] | None = None
 
     async def resume(self) -> tuple[int, Mapping[str, Any]]:
-        """Restore the last complete checkpoint.
-
-        Returns:
-            The number of finished steps and the state saved with them; (0, {}) for a fresh stage.
+        """Restore the last complete checkpoint, and return the number of finished steps and the state saved with them;
+        (0, {}) for a fresh stage.
 
         Raises:
             StoreError: the checkpoint is damaged and `passes_over` is off.
@@ -152,11 +150,8 @@ class Checkpoints:
         self._retain()
 
     def finish(self) -> dict[str, Any]:
-        """Delete unneeded checkpoints after the last evaluation, and name the best one.
-
-        Returns:
-            `best`: its step, metric and value; empty if no checkpoint has the metric.
-        """
+        """Delete unneeded checkpoints after the last evaluation, and return step, metric and value of the best one as
+        `best`; nothing if no checkpoint has the metric."""
         if not self._keeping.saves:
             return {}
         if self._refs is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -19,6 +19,7 @@ from sparring.stages.runtime.reports import StepReports
 from sparring.types import Batch, StepResult
 
 T = TypeVar("T")
+Contra = TypeVar("Contra", contravariant=True)
 
 
 class Section(Protocol):
@@ -27,6 +28,13 @@ class Section(Protocol):
     steps: int
     rows_per_step: int
     train: dict[str, int | float | str | bool]
+
+
+class BatchOf(Protocol[Contra]):
+    """Function that makes batches."""
+
+    def __call__(self, units: Sequence[Contra], /, *, step: int, model: str) -> Batch:
+        """Return the batch of one optimiser step on `units`."""
 
 
 class _OpenWindow:
@@ -40,14 +48,13 @@ async def supervise(
     trainer: Trainer,
     source: Path,
     units: Sequence[T],
-    batch_of: Callable[[Sequence[T], int], Batch],
+    batch_of: BatchOf[T],
     headlines: Mapping[str, str],
 ) -> dict[str, Any]:
     """Train `trainer` from its last checkpoint, or from the start, to the last step of the stage; write its weights.
 
     Args:
         units: rows or groups of rows; an epoch has each once.
-        batch_of: function of units and step that returns a batch.
         headlines: metrics to return, by their name in the result.
 
     Returns:
@@ -78,7 +85,7 @@ async def supervise(
 
     async def batches(numbered: AsyncIterator[tuple[int, list[T]]]) -> AsyncIterator[Batch]:
         async for step, part in numbered:
-            yield batch_of(part, step)
+            yield batch_of(part, step=step, model=POLICY)
 
     steps = range(done + 1, section.steps + 1)
     parts = epochs(units, steps, section.rows_per_step, context.config.run.seed, stage)

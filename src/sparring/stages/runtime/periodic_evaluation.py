@@ -66,11 +66,8 @@ async def periodic_evaluator(
 
 
 def check_beside(config: RunConfig, factory: EnvFactory) -> list[str]:
-    """Refuse `[eval] every` without an online stage, with too few held-out tasks, or if updates would wait for it.
-
-    Returns:
-        A sentence on the tasks and their interval, if the run evaluates during training.
-    """
+    """Refuse `[eval] every` without an online stage, with too few held-out tasks, or if updates would wait for it;
+    return a sentence on the tasks and their interval, if the run evaluates during training."""
     if not config.eval.every:
         return []
     if not set(ONLINE_STAGES) & set(config.run.stages):

@@ -57,11 +57,8 @@ class Stopping:
                 self._observe(step, value)
 
     async def after(self, step: int, metrics: Mapping[str, float], evaluations: Evaluations) -> bool:
-        """Read the values of a finished step, whose evaluation has begun if it is due.
-
-        Returns:
-            Whether the stage has ended.
-        """
+        """Read the values of a finished step, whose evaluation has begun if it is due; return whether the stage has
+        ended."""
         config = self._config
         if config is None:
             return False

@@ -70,11 +70,7 @@ class EngineCounters:
 
 
 class StepClock:
-    """Clock of steps; the first step begins now.
-
-    Args:
-        spans: account of the activities, which starts anew.
-    """
+    """Clock of steps; the first step begins now, and the account `spans` starts anew."""
 
     def __init__(self, spans: Spans) -> None:
         self._spans = spans
