@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sparring.annotations import Annotation
 from sparring.errors import SparringError
 from sparring.types import Sample
 
 
-def agreed(rows: Sequence[Sample]) -> list[str]:
+def agreed(rows: Sequence[Sample]) -> list[Annotation]:
     """Return the names of the annotations that all `rows` carry, sorted; refuse rows that carry different ones
     (`SparringError`).
 

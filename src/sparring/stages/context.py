@@ -41,7 +41,6 @@ class Replay:
     """Replay of recorded steps of an online stage, in a copy of its run.
 
     Attributes:
-        last_step: last step to replay.
         updates: function from the policy's engine and the engine's checkpoint folder to the part that takes published
             weights.
     """
@@ -74,8 +73,8 @@ class RunFiles:
         if before is not None:
             weights = self.output(before)
             if not weights.is_dir():
-                do = "restore it from a copy, or start a new run folder (--name)"
-                raise refusal(f"stage {stage}", f"the weights that stage {before} wrote", f"no {weights}", do)
+                fix = "restore it from a copy, or start a new run folder (--name)"
+                raise refusal(f"stage {stage}", f"the weights that stage {before} wrote", f"no {weights}", fix)
             return weights
         start = given_checkpoint(self.config)
         if start is not None:
@@ -103,7 +102,6 @@ class Context(RunFiles):
 
     Attributes:
         box_starts: places for boxes that start, over training, baselines and evaluation together.
-        replay: steps to replay instead of training, or None.
     """
 
     sink: Sink

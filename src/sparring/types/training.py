@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from sparring.annotations import DECLARED
+from sparring.annotations import DECLARED, Annotation
 from sparring.generation import KeptSets, TopRows
 from sparring.types.record import ForkReason, Source
 
@@ -34,7 +34,7 @@ class Sample:
         kept: kept sets; empty for tokens without truncated sampling. None if all are empty.
         bias: (id, value) pairs added to the logits before each token was drawn, minus infinity for banned ids. None if
             all are empty.
-        annotations: values of `annotations.Annotation` at each token, by name.
+        annotations: values at each token, by name.
         label: side in the preference term: 1 chosen or wanted, -1 rejected or unwanted, 0 for a row that enters only a
             batch statistic and is never trained. The chosen and rejected rows of one `group` are a pair.
         teacher: name of the model that the distill term, or a KL penalty, compares with.
@@ -55,7 +55,7 @@ class Sample:
     temperature: float = 1.0
     kept: KeptSets | None = None
     bias: tuple[tuple[tuple[int, float], ...], ...] | None = None
-    annotations: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    annotations: Mapping[Annotation, tuple[float, ...]] = field(default_factory=dict)
     label: float | None = None
     teacher: str | None = None
     tops: TopRows | None = None
@@ -74,9 +74,8 @@ class Sample:
         if any(values and values[0] for values in self.weights.values()):
             raise ValueError(f"sample {self.id}: the first token has no prediction and cannot carry weight")
 
-    def annotated(self, name: str, values: tuple[float, ...]) -> Sample:
-        """Return the row with an annotation added or replaced. `name` is a member of `annotations.Annotation`; `values`
-        has one value per token [T]."""
+    def annotated(self, name: Annotation, values: tuple[float, ...]) -> Sample:
+        """Return the row with an annotation added or replaced, one value per token [T]."""
         return replace(self, annotations={**self.annotations, name: values})
 
     @property

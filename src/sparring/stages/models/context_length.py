@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def outline_of(folder: Path, head: str = "tokens") -> Outline:
-    """Return the outline of a checkpoint folder; imports torch.
-
-    Args:
-        head: head that the model must have, as in `model.load.load`.
-    """
+    """Return the outline of a checkpoint folder, which must have this head (`model.load.load`); imports torch."""
     from sparring.model.outline import checkpoint_outline
 
     return checkpoint_outline(folder, head)

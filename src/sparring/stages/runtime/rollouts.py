@@ -29,7 +29,6 @@ def rollout_runner(
 
     Args:
         model: checkpoint folder that `engine` serves.
-        others: engines of other roles' models, from `open_role_engines`.
         greedy: whether the policy takes its likeliest token; such turns are not stored, because they are not trained.
         rebuilds: whether rollouts that an earlier process began continue from the store.
     """
