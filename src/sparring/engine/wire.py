@@ -301,6 +301,14 @@ def raised(problem: Problem, where: str) -> SparringError:
     return kinds.get(problem.type, EngineError)(f"{where}: {problem.message}")
 
 
+def error_of(status: int, body: bytes, where: str) -> SparringError:
+    """Return the error that an answer other than 200 holds."""
+    try:
+        return raised(msgspec.json.decode(body, type=Failed).error, where)
+    except msgspec.MsgspecError:
+        return EngineError(f"{where}: status {status}: {body[:200]!r}")
+
+
 def event(name: str, value: Any) -> bytes:
     """Write one server-sent event."""
     return b"event: %s\ndata: %s\n\n" % (name.encode(), encode(value))
