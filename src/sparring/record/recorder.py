@@ -15,14 +15,14 @@ from sparring.record.branches import Transcript
 from sparring.record.budget import Budget
 from sparring.record.journal import RecordedReply, RecordedTurns, SessionJournal
 from sparring.record.lines import Turn
-from sparring.record.rendering import Binder, Planner
+from sparring.record.rendering import Binder, in_thread
 from sparring.record.request import (
     at_most,
     check_far,
     check_length,
     cut_reason,
     derived_seed,
-    far_check,
+    is_far,
     request_id,
     sampling_of,
 )
@@ -130,7 +130,7 @@ class RecordedSession(OpenSession):
         self._limits = limits
         self._seed = seed if role == "policy" else derived_seed(seed, role)
         self._tree = Tree(recorder.renderer, recorder.tool_lists)
-        self._planner = Planner()
+        self._planning = asyncio.Lock()  # in order of arrival, so that the record does not depend on timing
         self._budget = Budget(self.id, limits)
         self._recorded_turns: RecordedTurns | None = None
         self._closed = False
@@ -274,9 +274,10 @@ class RecordedSession(OpenSession):
         def recorded(prompt: bytes, repeat: int) -> int | None:
             return None if turns is None else turns.place_of(prompt, self._seed_of(repeat))
 
-        steps = self._tree.planning(request.messages, request.tools, request.evidence, recorded)
-        check = far_check(self.id, request.messages, self._recorder.renderer, self.max_context)
-        turn = await self._planner.plan(steps, check)
+        async with self._planning:
+            if is_far(request.messages, self.max_context):
+                await in_thread(self._check_far, request.messages)
+            turn = await self._tree.plan(request.messages, request.tools, request.evidence, recorded)
         if turn.node is not None and self._tree.is_lost(turn.node.place):
             self._delivered(f"{self.id}#{turn.node.place}", True)  # its client continues from it, so it has received it
         return turn
@@ -304,8 +305,11 @@ class RecordedSession(OpenSession):
         Raises:
             LimitReached: the conversation is far too long.
         """
-        check_far(self.id, messages, self._recorder.renderer, self.max_context)
+        self._check_far(messages)
         return len(self._recorder.renderer.render(messages, tools).tokens)
+
+    def _check_far(self, messages: Sequence[Message]) -> None:
+        check_far(self.id, messages, self._recorder.renderer, self.max_context)
 
     def bytes_of(self, token: int) -> bytes:
         return self._recorder.renderer.bytes_of(token)

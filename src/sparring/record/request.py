@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import xxhash
 
@@ -50,11 +49,6 @@ def check_far(name: str, messages: Sequence[Message], renderer: Renderer, room: 
             error = f"{name}: a prompt of more than {2 * room} tokens, room for {room}"
             raise LimitReached("context_length", error, far(room))
         length *= 4
-
-
-def far_check(name: str, messages: Sequence[Message], renderer: Renderer, room: int) -> Callable[[], None] | None:
-    """Return a function that runs `check_far`, which is slow; None if the messages are short enough without a check."""
-    return partial(check_far, name, messages, renderer, room) if is_far(messages, room) else None
 
 
 def far(room: int) -> tuple[int, int]:

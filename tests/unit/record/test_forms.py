@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from common.planned import planned
 from conversations import SYSTEM, TOOL, answer, say, user
 from unit.record.played import TOOLS, record
 
@@ -168,9 +169,9 @@ def test_calls_of_separate_replies_are_not_parts_of_an_equal_single_reply():
     record(tree, START, first)
     sent = [*START, renumbered(first), answer("1")]
     place = record(tree, sent, second)
-    assert tree.plan([*sent, renumbered(second), answer("2")], TOOLS).parent == place
+    assert planned(tree, [*sent, renumbered(second), answer("2")], TOOLS).parent == place
     again = [*START, renumbered(first), answer("other"), renumbered(second), answer("2")]
-    assert tree.plan(again, TOOLS).parent == 1, "nothing else is known of it: the reply that had both"
+    assert planned(tree, again, TOOLS).parent == 1, "nothing else is known of it: the reply that had both"
 
 
 def test_two_replies_with_the_formats_same_call_id_stay_separate():
@@ -208,7 +209,7 @@ def test_of_equal_replies_the_named_or_else_the_last_delivered_one_continues():
     assert len(set(places)) == 3
 
     def goes_on_at(evidence: Evidence = NO_EVIDENCE) -> int | None:
-        return tree.plan([*START, say("Yes."), user("So?")], TOOLS, evidence).parent
+        return planned(tree, [*START, say("Yes."), user("So?")], TOOLS, evidence).parent
 
     assert [goes_on_at(Evidence(handle=f"msg_rl/1/2#{place}")) for place in places] == places
     assert goes_on_at() == places[2] == goes_on_at(Evidence(handle="of nobody"))
@@ -220,19 +221,22 @@ def test_call_ids_and_agents_distinguish_equal_replies():
     twins = [replace(calls("1"), tool_calls=(replace(calls("1").tool_calls[0], id=f"call_{n}_0"),)) for n in range(3)]
     places = [record(tree, START, twin, evidence=Evidence(agent=f"agent {n}")) for n, twin in enumerate(twins)]
     for twin, place in zip(twins, places, strict=True):
-        assert tree.plan([*START, replace(twin), answer("1")], TOOLS).parent == place
-        assert tree.plan([*START, twins[0], answer("1")], TOOLS, Evidence(handle=twin.tool_calls[0].id)).parent == place
+        assert planned(tree, [*START, replace(twin), answer("1")], TOOLS).parent == place
+        assert (
+            planned(tree, [*START, twins[0], answer("1")], TOOLS, Evidence(handle=twin.tool_calls[0].id)).parent
+            == place
+        )
     for number, place in enumerate(places):
         sent = [*START, renumbered(twins[0]), answer("1")]
-        assert tree.plan(sent, TOOLS, Evidence(agent=f"agent {number}")).parent == place
+        assert planned(tree, sent, TOOLS, Evidence(agent=f"agent {number}")).parent == place
 
 
 def test_thoughts_distinguish_equal_replies():
     tree = Tree(RENDERER)
     places = [record(tree, START, say("Yes.", reasoning=thought)) for thought in ("One.", "Two.")]
     for thought, place in (("One.", places[0]), ("Two.", places[1]), (None, places[1]), ("", places[1])):
-        assert tree.plan([*START, say("Yes.", reasoning=thought), user("So?")], TOOLS).parent == place
-    assert tree.plan([*START, say("Yes.", reasoning="Three."), user("So?")], TOOLS).parent is None, "an edit"
+        assert planned(tree, [*START, say("Yes.", reasoning=thought), user("So?")], TOOLS).parent == place
+    assert planned(tree, [*START, say("Yes.", reasoning="Three."), user("So?")], TOOLS).parent is None, "an edit"
 
 
 TALK = [*START, say("One."), user("Two?"), say("Three."), user("Four?"), say("Five.")]
