@@ -108,11 +108,8 @@ def convert(data: Any, kind: Any) -> Any:
 
 def number(what: str, value: object) -> float:
     """Convert a real number to a Python float: an int, a bool, a float, a Fraction, a Decimal, or a scalar of an array
-    library (`numpy.float32`, an array or tensor of shape ()). It may be NaN or infinite.
-
-    Raises:
-        ValueError: the value is anything else, or too large; the message names it by `what`.
-    """
+    library (`numpy.float32`, an array or tensor of shape ()). It may be NaN or infinite. Raises ValueError if the value
+    is anything else, or too large; the message names it by `what`."""
     if type(value) is float:
         return value
     plain = plain_scalar(value)

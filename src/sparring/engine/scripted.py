@@ -211,8 +211,8 @@ def replies(texts: Iterable[str], encode: Callable[[str], Sequence[int]]) -> Scr
     planned = [tuple(encode(text)) for text in texts]
     if not planned:
         raise ValueError("a script needs at least one reply")
-    left = iter(planned)
-    return lambda request: next(left, planned[-1])
+    rest = iter(planned)
+    return lambda request: next(rest, planned[-1])
 
 
 def _ended(script: Sequence[int], request: GenerateRequest) -> tuple[tuple[int, ...], bool]:

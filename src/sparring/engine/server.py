@@ -88,11 +88,7 @@ class ServedEngine(Engine, Protocol):
         ...
 
     async def drop(self, adapter: str) -> None:
-        """Serve no new request with an adapter.
-
-        Raises:
-            EngineError: no adapter with this name is loaded.
-        """
+        """Serve no new request with an adapter. Raises EngineError if no adapter with this name is loaded."""
         ...
 
 
@@ -337,8 +333,8 @@ class TokenServer:
         only."""
         where = f"weights of {ref.model} version {ref.version}"
         if ref.transport == "inline":
-            got = "'inline', which works in one process only"
-            raise WeightsError(f"{where}: expected a transport between processes, got {got}; publish them there")
+            transport = "'inline', which works in one process only"
+            raise WeightsError(f"{where}: expected a transport between processes, got {transport}; publish them there")
         upload = ref.location.get("upload") if isinstance(ref.location, dict) else None
         if not isinstance(upload, str):
             return ref

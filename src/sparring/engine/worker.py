@@ -169,8 +169,8 @@ class EngineWorker:
         if self._device != "cpu":
             raise EngineError(f"engine {self._name}: expected an engine on a CPU to sleep, got one on {self._device}")
         if self._adapters:
-            got = f"{len(self._adapters)}; drop them"
-            raise EngineError(f"engine {self._name}: expected no adapters to sleep, got {got}")
+            count = f"{len(self._adapters)}; drop them"
+            raise EngineError(f"engine {self._name}: expected no adapters to sleep, got {count}")
         self.scheduler.empty()
         self._runner.discard()
         self._asleep = True
@@ -323,8 +323,8 @@ class EngineWorker:
         """Take the weights of an update and serve again, or refuse it."""
         ref, staged = update.ref, update.staged
         if not update.wakes or isinstance(staged, Adapter):
-            got = "one that is asleep; wake it with the weights of the whole model"
-            raise WeightsError(f"{where(ref)}: expected an engine that is awake, got {got}")
+            state = "one that is asleep; wake it with the weights of the whole model"
+            raise WeightsError(f"{where(ref)}: expected an engine that is awake, got {state}")
         self._base.wake(ref, staged)
         self._asleep = False
         self._metrics["updates"] += 1

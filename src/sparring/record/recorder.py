@@ -176,7 +176,7 @@ class RecordedSession(OpenSession):
         self._check_open()
         self._budget.check(self.usage)
         turn = await self._planned(request)
-        granted, recorded, reader, left = 0, None, self._reader(turn, request), False
+        granted, recorded, reader, abandoned = 0, None, self._reader(turn, request), False
         try:
             sampling = self._sampling(turn, request)
             if self.journal is not None:
@@ -188,11 +188,11 @@ class RecordedSession(OpenSession):
                     async for part in parts:
                         if isinstance(part, Completion):
                             completion = part
-                        elif not left:
+                        elif not abandoned:
                             try:
                                 yield part
                             except GeneratorExit:  # the reply is recorded all the same
-                                left = True
+                                abandoned = True
                                 await self.abort(self._reply_id(turn))
                 self._check_open()
             else:
@@ -201,7 +201,7 @@ class RecordedSession(OpenSession):
             new = self._write(turn, completion, message, sampling, recorded)
         except BaseException as error:  # a repeated request is the same turn and samples the same tokens
             self._tree.abandon(turn)
-            if left and isinstance(error, SparringError):
+            if abandoned and isinstance(error, SparringError):
                 return
             raise
         finally:
@@ -214,9 +214,9 @@ class RecordedSession(OpenSession):
             await self._keep(new)
         if completion.finish_reason == "abort" and recorded is None:
             gave_up = self._gave_up(request_id(self.id, turn), len(completion.tokens))
-            if not left:
+            if not abandoned:
                 raise gave_up
-        if left or completion.finish_reason == "abort":
+        if abandoned or completion.finish_reason == "abort":
             return
         if reader is not None:
             for part in reader.rest(message):
@@ -300,11 +300,8 @@ class RecordedSession(OpenSession):
             self._recorder.turns.note(self.id, segment)
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
-        """Return the number of ids of a conversation that is rendered whole.
-
-        Raises:
-            LimitReached: the conversation is far too long.
-        """
+        """Return the number of ids of a conversation that is rendered whole. Raises LimitReached if the conversation is
+        far too long."""
         self._check_far(messages)
         return len(self._recorder.renderer.render(messages, tools).tokens)
 
@@ -348,11 +345,8 @@ class RecordedSession(OpenSession):
             await self._recorder.engine.release(self._conversation(lane))
 
     def _sampling(self, turn: Turn, request: ReplyRequest) -> Sampling:
-        """Return the sampling settings of a turn, with as many tokens as the context has room for.
-
-        Raises:
-            LimitReached: the context has no room.
-        """
+        """Return the sampling settings of a turn, with as many tokens as the context has room for. Raises LimitReached
+        if the context has no room."""
         room = self._room(turn)
         check_length(self.id, turn.length, self._recorder.max_context)
         recorder, seed = self._recorder, self._seed_of(turn.repeat)

@@ -62,7 +62,6 @@ def cut_reason(base: int, context: int, request: ReplyRequest, granted: int) -> 
 
     Args:
         base: maximum number of tokens of a reply in the run.
-        context: number of tokens that the context has room for.
         granted: maximum number of tokens of the reply.
     """
     if granted == request.max_tokens and granted < min(base, context):
@@ -77,11 +76,8 @@ def is_far(messages: Sequence[Message], room: int) -> bool:
 
 
 def sampling_of(request: ReplyRequest, of_run: Sampling, *, stop_ids: Sequence[int], seed: int) -> Sampling:
-    """Return the sampling settings of a reply, before the limit of its context.
-
-    Args:
-        stop_ids: ids that end a turn, if the run sets none.
-    """
+    """Return the sampling settings of a reply, before the limit of its context. `stop_ids`: ids that end a turn, if the
+    run sets none."""
     new_stops = (string for string in request.stop if string not in of_run.stop_strings)
     sampling = replace(
         of_run,

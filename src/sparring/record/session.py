@@ -62,11 +62,7 @@ class OpenSession(ABC):
     """Session of one role of one rollout. Implements `protocols.Session`; the episode that opened it also reads the
     record.
 
-    Args:
-        trajectory: id of the session's trajectory.
-
     Attributes:
-        id: id of the trajectory.
         rewards: rewards of the rollout from outside; None if the run takes none.
         journal: journal of the rollout, whose recorded replies answer before the engine does; None for a session
             outside a rollout.

@@ -73,7 +73,9 @@ class Tree:
     def transcripts(self) -> tuple[Transcript, ...]:
         """Return the conversation of each branch, with the messages of its prompts."""
         segments = self.segments
-        held = {s.index: s.sampling.constraint for s in segments if s.sampling and s.sampling.constraint is not None}
+        constraints = {
+            s.index: s.sampling.constraint for s in segments if s.sampling and s.sampling.constraint is not None
+        }
         ends = {place: (lane, count) for lane in self._lanes.values() for count, place in lane.spans}
 
         def messages(index: int) -> tuple[Message, ...]:
@@ -81,14 +83,11 @@ class Tree:
             lane, count = ends[index if place is None else place]
             return tuple(lane.history[:count])
 
-        return transcripts_of(segments, held, messages)
+        return transcripts_of(segments, constraints, messages)
 
     def reserve(self, inputs: Iterable[tuple[int | None, tuple[int, ...], int]], places: Iterable[int]) -> None:
-        """Reserve the places of a record for its turns, which will be played again.
-
-        Args:
-            inputs: input segments, each as the place of its parent, its ids and its own place.
-        """
+        """Reserve the places of a record for its turns, which will be played again. `inputs`: input segments, each as
+        the place of its parent, its ids and its own place."""
         self._inputs.update({(parent, added): place for parent, added, place in inputs})
         self._reserved = frozenset(places)
 
@@ -218,10 +217,7 @@ class Tree:
 
     def label(self, place: int, label: Label, delivered: bool | None = None) -> Segment:
         """Change the label of the reply in a place. Return the changed segment, which must be stored again.
-
-        Args:
-            delivered: whether its client received it, if that is known now.
-        """
+        `delivered`: whether its client received it, if that is known now."""
         segment = self._written[place]
         delivered = segment.delivered if delivered is None else delivered
         self._written[place] = replace(segment, label=label, delivered=delivered)
@@ -328,8 +324,8 @@ class Tree:
             number, lane = node.lane, self._lanes[node.lane]
         else:
             number = len(self._lanes)
-            left, common = self._nearest(request) if self._lanes else (None, 0)
-            opening = left.opening if left is not None and common >= left.opening else len(request.messages)
+            near, common = self._nearest(request) if self._lanes else (None, 0)
+            opening = near.opening if near is not None and common >= near.opening else len(request.messages)
             lane = self._lanes[number] = Lane([], request.tools, request.specs, opening)
             if node is not None:
                 before = self._lanes[node.lane]

@@ -146,7 +146,6 @@ class CappedBoxes:
         most: maximum number of boxes that start at once, at least 1.
 
     Attributes:
-        pool: makes the boxes, uncapped.
         starts: limiter of the boxes that start, first come first served.
     """
 

@@ -258,12 +258,8 @@ class Player:
         return self._widens(episode.task, tools=bool(episode.env.tools))
 
     async def _run_harness(self, episode: RunningEpisode) -> Outcome:
-        """Run the harness and return its outcome.
-
-        Raises:
-            InfraError: the infrastructure broke the attempt. A time limit that was hit, or an unanswered request, is
-                raised even if the harness ended normally.
-        """
+        """Run the harness and return its outcome. Raises InfraError if the infrastructure broke the attempt. A time
+        limit that was hit, or an unanswered request, is raised even if the harness ended normally."""
         phases, outcome = episode.env.phases, ANSWERED
         try:
             with phases.within("harness"), boundary(HarnessError, "harness"):
@@ -291,11 +287,7 @@ class Player:
 
     async def _score(self, episode: RunningEpisode, rollout: Rollout) -> Score:
         """Return the environment's score. If its judge fails, the same conversation is scored again. The reward is None
-        if the environment leaves it to a second scoring pass.
-
-        Raises:
-            JudgeError: the judge failed in all retries.
-        """
+        if the environment leaves it to a second scoring pass. Raises JudgeError if the judge failed in all retries."""
         for retry in range(self.config.retries.rebuilds + 1):
             if retry:
                 await asyncio.sleep(retry_pause_s(self.config.retries.delay_s, retry, "score", rollout.id))

@@ -134,11 +134,7 @@ class Scheduler:
 
     def state(self, step: int) -> dict[str, Any]:
         """Return the state that a resume after `step` steps needs: the state before the first group of the next step
-        was admitted.
-
-        Raises:
-            ValueError: `step` is not the last released step, so its state is unknown.
-        """
+        was admitted. Raises ValueError if `step` is not the last released step, so its state is unknown."""
         first = step * self._window.groups_per_step
         if first == self._window.next_index or self._end_index is not None and first > self._end_index:
             return self._snapshot(first)
@@ -223,11 +219,7 @@ class Scheduler:
 
     async def _resume_group(self, index: int, admission: Admission, task: Task | None) -> None:
         """Admit a group that an earlier process admitted. A recorded group is yielded without changes; of an unfinished
-        group, the unfinished rollouts are started.
-
-        Raises:
-            BadInput: the source gave another task.
-        """
+        group, the unfinished rollouts are started. Raises BadInput if the source gave another task."""
         task = self._log.check(index, admission, task)
         group = self._log.group(index)
         if group is not None:

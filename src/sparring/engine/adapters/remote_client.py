@@ -107,8 +107,10 @@ class RemoteClient:
         kind = "vllm" if config.kind == "vllm" else "native"
         if served.kind != kind:
             expected = f"a {kind} engine, as engine.kind says"
-            do = f'serve it with --set engine.kind={kind}, or give only {served.kind} engines and engine.kind = "%s"'
-            raise refusal(where, expected, served.kind, do % ("vllm" if kind == "native" else "remote"))
+            remedy = (
+                f'serve it with --set engine.kind={kind}, or give only {served.kind} engines and engine.kind = "%s"'
+            )
+            raise refusal(where, expected, served.kind, remedy % ("vllm" if kind == "native" else "remote"))
         if served.dtype != dtype:
             raise refusal(
                 where, f"a model in {dtype}, as in models.{self._name}.dtype", served.dtype, "serve it with --dtype"
@@ -117,15 +119,15 @@ class RemoteClient:
             return
         if (served.numerics == "fast") != (numerics == "fast"):
             wanted = "fast" if numerics == "fast" else "exact"
-            do = "serve it with --numerics"
-            raise refusal(where, f"numerics {wanted}, as in models.{self._name}.numerics", served.numerics, do)
+            remedy = "serve it with --numerics"
+            raise refusal(where, f"numerics {wanted}, as in models.{self._name}.numerics", served.numerics, remedy)
         if served.numerics != numerics:
-            do = "serve it on a processor like this one, with the same SPARRING_KERNELS"
-            raise refusal(where, f"kernel path {numerics}, as in this process", served.numerics, do)
+            remedy = "serve it on a processor like this one, with the same SPARRING_KERNELS"
+            raise refusal(where, f"kernel path {numerics}, as in this process", served.numerics, remedy)
         room = min(served.max_positions, config.kv.capacity(served.token_bytes))
         if served.context < room:
-            do = "serve it with a larger engine.kv.bytes, or lower it in the recipe"
-            raise refusal(where, f"a context of {room} tokens, as engine.kv.bytes allows", str(served.context), do)
+            remedy = "serve it with a larger engine.kv.bytes, or lower it in the recipe"
+            raise refusal(where, f"a context of {room} tokens, as engine.kv.bytes allows", str(served.context), remedy)
 
     async def generate(self, request: GenerateRequest) -> Completion:
         return await completion_of(self._pieces(request, deltas=False))

@@ -37,7 +37,6 @@ class WeightSender:
     """Sender of weights to one server. Implements `LinkServer`.
 
     Args:
-        url: `http://host:port`, or `unix:path` for a socket.
         timeout_s: `engine.update.timeout_s`. All requests together have `GRACE_S` more; a later answer is a
             WeightsError.
     """
