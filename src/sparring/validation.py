@@ -209,7 +209,6 @@ def _has_shape(kind: declared.Type, data: Any) -> bool:
 
 
 def _inner(kind: declared.Type, data: Any, keys: tuple[Key, ...]) -> Any:
-    """Build a value whose outermost layer has the declared kind."""
     match kind:
         case declared.IntType() | declared.FloatType():
             return _number(kind, data, keys)
@@ -289,7 +288,6 @@ def _fields(kind: Any, beside: set[str], data: Mapping[str, Any], keys: tuple[Ke
 def _chosen(
     options: Sequence[declared.StructType], data: Mapping[str, Any], keys: tuple[Key, ...]
 ) -> declared.StructType:
-    """Pick the struct that the tag in `data` names."""
     field = str(options[0].tag_field)
     tags = declared.LiteralType(tuple(option.tag for option in options))
     if field not in data:

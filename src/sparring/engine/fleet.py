@@ -281,7 +281,6 @@ class Fleet(Generic[E]):
         return home
 
     def _serving(self, version: int | None) -> list[FleetMember[E]]:
-        """Return the routed engines that serve a version or a newer one."""
         return [member for member in self._routed if version is None or member.engine.version >= version]
 
     async def _until_served(self, version: int | None) -> None:

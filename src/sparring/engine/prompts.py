@@ -126,7 +126,6 @@ class SentPrompts:
 
 
 def _text(tokens: Tokens) -> bytes:
-    """Return ids as text, with a comma behind each."""
     return msgspec.json.encode(tokens)[1:-1] + b"," if tokens else b""
 
 

@@ -162,7 +162,6 @@ class ScriptedEngine:
             raise EngineError("the scripted engine is closed")
 
     async def _until_awake(self, turn: _Turn) -> None:
-        """Wait while the engine is asleep, unless the turn is aborted."""
         while self.asleep and not turn.aborted:
             self._check_open()
             await self._news.wait()

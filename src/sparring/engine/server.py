@@ -272,7 +272,6 @@ class TokenServer:
         return _json({})
 
     async def _served_with(self, request: Request, take: Callable[[WeightRef], Coroutine[Any, Any, None]]) -> Response:
-        """Have the engine take the weights that a request names."""
         form = await self._body(request, wire.WeightForm)
         ref = self._located(wire.weight_ref(form))
         try:

@@ -210,7 +210,6 @@ class EngineWorker:
         return self.scheduler.busy and not self._asleep
 
     def _step(self) -> None:
-        """Plan a step, compute it, and deliver what it sampled and scored."""
         started = time.perf_counter()
         chunks = self.scheduler.plan()
         if not chunks:  # all requests wait for newer weights
@@ -259,7 +258,6 @@ class EngineWorker:
         return broken
 
     def _compute(self, chunks: list[Chunk], steps: int) -> SampledTokens:
-        """Make the pending copies, compute the chunks and sample."""
         try:
             with boundary(EngineError, f"engine {self._name}: step"):
                 self._metrics["kv_copy_s"] += self._runner.copy(self.scheduler.cache.take_copies())
@@ -292,7 +290,6 @@ class EngineWorker:
             self._deliveries.append(sequence.reply.settle(sequence.completion()))
 
     def _deliver_scores(self, chunks: list[Chunk]) -> None:
-        """Finish the requests to score whose last token was computed."""
         for sequence, begin, count, _ in chunks:
             if sequence.scored_from is not None and begin + count == len(sequence.tokens):
                 self.scheduler.finish(sequence)

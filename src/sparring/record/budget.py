@@ -80,7 +80,6 @@ class Budget:
         return None if self._under_way else min(most, rest)
 
     def _wake_waiting(self) -> None:
-        """Wake waiting requests in order of arrival while budget remains."""
         while self._waiting:
             most, granting = self._waiting[0]
             if granting.done():

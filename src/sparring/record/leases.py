@@ -116,8 +116,6 @@ class Lease:
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class _Claim:
-    """Claim that waits for an offer."""
-
     environments: Sequence[str]
     id: str
     answered: asyncio.Event = field(default_factory=asyncio.Event)
@@ -271,7 +269,6 @@ class Leases:
         return claim.offer if claim.offer is not None or self._closed is None else await self._next(claim, 0.0)
 
     def _put(self, offer: RolloutOffer, *, first: bool = False) -> None:
-        """Give an offer to the first claim that matches it, or queue it."""
         if offer.withdrawn:
             return
         for number, claim in self._claims.items():

@@ -418,7 +418,6 @@ class RecordedSession(OpenSession):
         sampling: Sampling,
         recorded: RecordedReply | None,
     ) -> list[Segment]:
-        """Write a turn into the record and the counts, and return the new segments."""
         before = None if recorded is None else recorded.segment
         new = self._tree.append(turn, completion, reply, sampling, self._recorder.model, before)
         self.usage = Usage(
@@ -449,7 +448,6 @@ class RecordedSession(OpenSession):
         return named(message, calls), stop
 
     def _room(self, turn: Turn) -> int:
-        """Return the number of tokens of the context that remain for a turn's reply."""
         return self._recorder.max_context - turn.length
 
     def _conversation(self, lane: int) -> str:

@@ -199,7 +199,6 @@ class OutsideRewards:
 
 
 def _segment_of(trajectory: Trajectory, reply: str) -> Segment | None:
-    """Return the segment of a reply by the reply's id, which contains the place of its segment."""
     place = reply.rpartition("#")[2]
     for segment in trajectory.segments:
         if segment.model is not None and place == str(segment.index if segment.place is None else segment.place):

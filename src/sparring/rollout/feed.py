@@ -103,7 +103,6 @@ class TaskFeed:
 
 
 def _is_done(future: Future[Any], patience_s: float) -> bool:
-    """Wait at most some seconds for a future; return whether it is done."""
     try:
         future.exception(patience_s)
     except TimeoutError:
@@ -129,7 +128,6 @@ def problem_of(task: object) -> str:
 
 
 def _run_calls(calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> None:
-    """Run the calls of a queue until it yields None."""
     while (call := calls.get()) is not None:
         future, function = call
         with _Settling(future):

@@ -178,7 +178,6 @@ class GroupLog:
         return step
 
     def _last(self, name: str, kind: LogKind) -> dict[str, Any] | None:
-        """Return the data of the latest entry of a kind about an id."""
         entries = [] if self._store is None else list(self._store.entries(self.stage, name=name, kinds=(kind,)))
         return dict(entries[-1][1].data) if entries else None
 

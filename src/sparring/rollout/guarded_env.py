@@ -276,7 +276,6 @@ class GuardedEnv:
         return getattr(self._box, "queued_s", 0.0)
 
     def _check_time(self) -> None:
-        """Raise LimitReached if the policy's own commands exceeded their time limit."""
         turn, seconds = self.phases.turns, self.policy_s
         if self.playback.timed_out(seconds > self._timeout_s, turn, seconds):
             answers = self.playback.answers.total()

@@ -174,7 +174,6 @@ class Journals:
         return list(zip(journals, reasons, strict=True)) if begun else []
 
     def _read_journal(self, attempt: str, number: int) -> Journal:
-        """Return a journal from the store, with the turns first."""
         assert self._store is not None
         journal = Journal(attempt, number, store=self._store)
         for name in self._store.trajectories(attempt):

@@ -221,7 +221,6 @@ class Player:
         await episode.env.make()
 
     async def _close(self, episode: RunningEpisode) -> None:
-        """Close the episode. Failures to close change no outcome."""
         self.close_failures.extend(await episode.close())
         self.abandoned += episode.env.abandoned
         self._stalls.reset()

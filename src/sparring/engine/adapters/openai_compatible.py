@@ -67,8 +67,6 @@ class Models(msgspec.Struct):
 
 @dataclass(slots=True)
 class _PartialTurn:
-    """Tokens that a request has sampled so far."""
-
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     tops: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
@@ -294,7 +292,6 @@ class OpenAiEngine:
                                 yield choice
 
     async def _judged(self, tokens: tuple[int, ...], top_k: int, where: str) -> list[dict[int, float]]:
-        """Return the log-probabilities at each position of a prompt, by token id."""
         body = {"model": self._model, "prompt": list(tokens), "max_tokens": 1, "prompt_logprobs": top_k}
         with boundary(EngineError, f"engine at {self._url}: {where}"):
             answer = await self._client.post(f"{self._url}/completions", json=body)

@@ -165,7 +165,6 @@ class RemoteEngine(RemoteClient):
             raise EngineError(str(error)) from error
 
     def _check_served(self, version: int, base: int) -> None:
-        """Check that an acknowledged version is the served one. Raises WeightsError if it is not."""
         if (self._version, self._base) != (version, base):
             served = f"{self._version} of one that began at {self._base}; use one server per run"
             expected = f"version {version} of a run that began at {base}, as acknowledged"

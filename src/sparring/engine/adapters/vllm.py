@@ -253,7 +253,6 @@ class VllmEngine:
             raise EngineError(self.weights.broken or closed)
 
     async def _available(self) -> None:
-        """Wait for the end of an update."""
         await self.weights.available.wait()
         self._check_open()
 

@@ -97,7 +97,6 @@ class WeightSender:
                 raise late(f"engine at {self._url}: weights", self._timeout_s) from None
 
     def _checked(self, name: str, answer: SentAnswer) -> SentAnswer:
-        """Raise the error that an answer holds, if any."""
         if answer.status != 200:
             raise wire.error_of(answer.status, answer.body, f"engine at {self._url}: {name}")
         return answer
