@@ -202,6 +202,7 @@ class _Connection(asyncio.Protocol):
         self._begin()
 
     def _begin(self) -> None:
+        """Reset the state of the previous answer."""
         self._status, self._headers = 0, dict[str, str]()
         self._head_bytes, self._paused = 0, False
         self._unread: list[bytes] = []
@@ -343,6 +344,7 @@ class _Connection(asyncio.Protocol):
         return not {"content-length", "transfer-encoding"} & self._headers.keys()
 
     def _wake(self) -> None:
+        """Wake the request that waits for more of its answer."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
