@@ -405,9 +405,14 @@ def test_no_bubblewrap_does_not_matter_to_a_world_without_boxes(
     assert "ready to run" in capsys.readouterr().out
 
 
-def test_a_sink_without_its_library(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    assert refused('observe.sinks=["wandb"]').startswith("observe.sinks: expected the wandb")
+@pytest.mark.parametrize("verb", short_of(["check", "run"], ["check"]))
+def test_a_sink_without_its_library(given: Path, verb: str) -> None:
+    code = "import sys; sys.modules['wandb'] = None; from sparring.cli.main import main; sys.exit(main())"
+    arguments = [sys.executable, "-c", code, verb, str(given), "--set", 'observe.sinks=["wandb"]']
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert without_waits(done.stderr).startswith("observe.sinks: expected the wandb")
+    assert nothing_done(given.parent / "runs")
 
 
 def test_a_run_folder_that_cannot_be_made(refused: Callable[..., str], tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from common.planned import planned
 from conversations import SYSTEM, TOOL, answer, say, user
 from unit.record.played import TOOLS, record
+from virtual import on_virtual_clock
 
 from sparring.algo.credit.succession import succession
 from sparring.record.recorder import Recorder
@@ -183,23 +184,20 @@ def test_two_replies_with_the_formats_same_call_id_stay_separate():
     assert leaves(tree, [*START, replace(first), answer("1"), replace(second), answer("2")]) is None
 
 
-def test_loading_a_tool_is_no_fork_and_the_tool_can_be_called():
+@on_virtual_clock
+async def test_loading_a_tool_is_no_fork_and_the_tool_can_be_called():
     """The prompt has such a tool in the text of an answer; the list of tools stays."""
     session = Recorder(ScriptedEngine(lambda request: reply_tokens(RENDERER, calls("1", "2"), TOOLS)), RENDERER).open(
         toy_task(limits=Limits(max_turns=9, max_tool_calls=99, max_tokens=9999)), rollout_id="r", seed=1
     )
-
-    async def talk() -> None:
-        messages = list(START)
-        for text in ('{"name": "python", "parameters": {}}', "loaded"):
-            reply = await session.complete(messages, TOOLS[1:])
-            assert [(call.name, call.arguments["code"]) for call in reply.tool_calls] == [
-                ("python", "1"),
-                ("python", "2"),
-            ]
-            messages += [reply, answer(text), answer("2")]
-
-    run_virtual(talk())
+    messages = list(START)
+    for text in ('{"name": "python", "parameters": {}}', "loaded"):
+        reply = await session.complete(messages, TOOLS[1:])
+        assert [(call.name, call.arguments["code"]) for call in reply.tool_calls] == [
+            ("python", "1"),
+            ("python", "2"),
+        ]
+        messages += [reply, answer(text), answer("2")]
     assert [s.parent for s in session.segments] == [None, 0, 1, 2]
 
 
