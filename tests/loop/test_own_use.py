@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from virtual import on_event_loop
 
 from sparring.algo.loss.value import ValueLoss
 from sparring.batch.critic import value_rows
@@ -110,22 +111,20 @@ def test_a_use_of_a_file_is_checked_and_counted(given: Path, probe: Probe) -> No
         asyncio.run(checked(probed(given, model="judge", train={"schedule": "linear"})))
 
 
-def test_two_trained_models_beside_the_policy_go_on_from_a_checkpoint(given: Path, probe: Probe) -> None:
-    async def scenario() -> None:
-        async with opened(probed(given)) as context:
-            ended = []
-            for _ in range(2):
-                result = await rl.run(context)
-                await context.cluster.close()
-                files = (Path(result[name]) / "model.safetensors" for name in ("model", "critic", "probe"))
-                ended.append([hashlib.sha256(file.read_bytes()).hexdigest() for file in files])
-                steps = [step for step, _ in context.store.metrics("rl")]
-                shutil.rmtree(context.folder / "rl/checkpoints/step-000002")
-            assert ended[0] == ended[1] and len({*ended[0]}) == 3 and steps == [1, 2]
-            saved = context.folder / "rl/checkpoints/step-000001"
-            assert {"critic", "probe"} <= {path.name for path in saved.iterdir()}
-            [(_, metrics), _] = context.store.metrics("rl")
-            assert metrics["probe/tokens_trained"] == metrics["critic/tokens_trained"] > 0
-            assert metrics["optimiser_steps"] == 6, "two minibatches of each model"
-
-    asyncio.run(scenario())
+@on_event_loop
+async def test_two_trained_models_beside_the_policy_go_on_from_a_checkpoint(given: Path, probe: Probe) -> None:
+    async with opened(probed(given)) as context:
+        ended = []
+        for _ in range(2):
+            result = await rl.run(context)
+            await context.cluster.close()
+            files = (Path(result[name]) / "model.safetensors" for name in ("model", "critic", "probe"))
+            ended.append([hashlib.sha256(file.read_bytes()).hexdigest() for file in files])
+            steps = [step for step, _ in context.store.metrics("rl")]
+            shutil.rmtree(context.folder / "rl/checkpoints/step-000002")
+        assert ended[0] == ended[1] and len({*ended[0]}) == 3 and steps == [1, 2]
+        saved = context.folder / "rl/checkpoints/step-000001"
+        assert {"critic", "probe"} <= {path.name for path in saved.iterdir()}
+        [(_, metrics), _] = context.store.metrics("rl")
+        assert metrics["probe/tokens_trained"] == metrics["critic/tokens_trained"] > 0
+        assert metrics["optimiser_steps"] == 6, "two minibatches of each model"

@@ -388,21 +388,15 @@ def test_task_files(refused: Callable[..., str], tmp_path: Path, rows: str, said
     assert said in refused('run.stages=["rl"]', text=rewarded)
 
 
-@pytest.mark.parametrize("verb", short_of(["check", "run"], ["check"]))
-def test_user_namespaces_blocked(given: Path, capsys: pytest.CaptureFixture[str], verb: str) -> None:
+def test_user_namespaces_blocked(refused: Callable[..., str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)  # bubblewrap does not run as root
         fake = Path(folder) / "bwrap"
         fake.write_text("#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2\nexit 1\n")
         fake.chmod(0o755)
-        assert main([verb, str(given), "--set", f"sandbox.bwrap={fake}"]) == 2
-    message = capsys.readouterr().err.strip()
-    assert REFUSAL.fullmatch(message)
+        message = refused(f"sandbox.bwrap={fake}")
     assert message.startswith("sandbox: expected a machine")
-    assert "uid map: Permission denied" in message
-    assert not (given.parent / "runs" / "tiny").exists()
-    assert "userns" in message
-    assert nothing_done(given.parent / "runs")
+    assert "uid map: Permission denied" in message and "userns" in message
 
 
 def test_no_bubblewrap_does_not_matter_to_a_world_without_boxes(
