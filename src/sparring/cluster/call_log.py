@@ -53,12 +53,12 @@ class UnsavedCalls:
         Raises:
             StoreError: the disk is full.
         """
-        left, at = memoryview(data), self._end
+        rest, at = memoryview(data), self._end
         folder = tempfile.gettempdir()
         with boundary(StoreError, f"temporary files in {folder}", f"room for {len(data)} bytes", "free some space"):
-            while left:
-                written = os.pwrite(self._file.fileno(), left, at)
-                left, at = left[written:], at + written
+            while rest:
+                written = os.pwrite(self._file.fileno(), rest, at)
+                rest, at = rest[written:], at + written
         return UnsavedCall(method, self._end, len(data))
 
     def add(self, call: UnsavedCall) -> None:

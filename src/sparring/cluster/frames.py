@@ -26,11 +26,11 @@ def send(pipe: int, data: bytes, silent_s: float | None = None) -> None:
     """
     os.set_blocking(pipe, silent_s is None)
     for part in (LENGTH.pack(len(data)), data):
-        left = memoryview(part)
-        while left:
+        rest = memoryview(part)
+        while rest:
             if silent_s is not None and not _ready(pipe, select.POLLOUT, silent_s):
                 raise StandsStill
-            left = left[os.write(pipe, left[:AT_ONCE]) :]
+            rest = rest[os.write(pipe, rest[:AT_ONCE]) :]
 
 
 def receive(pipe: int, silent_s: float | None = None) -> bytes:
@@ -60,7 +60,7 @@ def _ready(pipe: int, event: int, within_s: float) -> bool:
     poll = select.poll()  # select() takes no descriptor above 1,023
     poll.register(pipe, event)
     deadline = time.monotonic() + within_s
-    while (left := deadline - time.monotonic()) > 0:
-        if poll.poll(1000 * left):
+    while (rest_s := deadline - time.monotonic()) > 0:
+        if poll.poll(1000 * rest_s):
             return True
     return False

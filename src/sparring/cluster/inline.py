@@ -116,13 +116,11 @@ class InlineCluster:
 
     def _served_engine(self, name: str, served: ServedConfig) -> Engine:
         from sparring.engine.adapters.client import read_api_key
-        from sparring.engine.adapters.openai_compatible import OpenAiEngine
         from sparring.engine.adapters.remote import RemoteEngine
 
-        key = read_api_key(served.api_key_env)
         if served.kind == "remote":
-            return RemoteEngine(served.url, name=name, api_key=key)
-        return OpenAiEngine(served.url, model=served.served_model, api_key=key)
+            return RemoteEngine(served.url, name=name, api_key=read_api_key(served.api_key_env))
+        return _openai_engine(served.url, served.served_model, served.api_key_env)
 
     def _native(self, name: str, path: str) -> Engine:
         from sparring.engine.native import NativeEngine
@@ -200,11 +198,8 @@ class InlineCluster:
             engine.begin(model.state(), None if own is None else own.state())
 
     def _openai(self, name: str, path: str) -> Engine:
-        from sparring.engine.adapters.client import read_api_key
-        from sparring.engine.adapters.openai_compatible import OpenAiEngine
-
         config = self.engine_of[name]
-        return OpenAiEngine(config.urls[0], model=config.served_model, api_key=read_api_key(config.api_key_env))
+        return _openai_engine(config.urls[0], config.served_model, config.api_key_env)
 
     def _model(self, name: str, path: str) -> CausalModel:
         from sparring.model.load import load
@@ -235,3 +230,10 @@ class InlineCluster:
             await self._rewards.popitem()[1].close()
         if self._links is not None:
             self._links.close()
+
+
+def _openai_engine(url: str, model: str, key_variable: str) -> Engine:
+    from sparring.engine.adapters.client import read_api_key
+    from sparring.engine.adapters.openai_compatible import OpenAiEngine
+
+    return OpenAiEngine(url, model=model, api_key=read_api_key(key_variable))

@@ -19,8 +19,8 @@ def compare(node: Mapping[str, str]) -> None:
     """Refuse a node whose versions or kernels (`what_computes`) differ from those of this process."""
     for name, value in what_computes().items():
         if name != NODE and node[name] != value:
-            do = "install the same there, or take nodes with processors like this one's"
-            raise refusal(f"Ray node {node[NODE]}", f"{name} {value}, as in the run's process", node[name], do)
+            advice = "install the same there, or take nodes with processors like this one's"
+            raise refusal(f"Ray node {node[NODE]}", f"{name} {value}, as in the run's process", node[name], advice)
 
 
 def what_computes() -> dict[str, str]:
@@ -66,5 +66,5 @@ def check_sees(node: str, seen: Sequence[str], paths: Mapping[str, str]) -> None
     """Refuse a node that does not see all of `paths_to_see`."""
     for path, folder in paths.items():
         if path not in seen:
-            do = "put it on a file system that all nodes share, or set cluster.ranks = 1"
-            raise refusal(f"Ray node {node}", f"the folder {folder} of the run's machine, for ranks", "none", do)
+            advice = "put it on a file system that all nodes share, or set cluster.ranks = 1"
+            raise refusal(f"Ray node {node}", f"the folder {folder} of the run's machine, for ranks", "none", advice)

@@ -293,8 +293,8 @@ def _check_models(loaded: Sequence[Mapping[str, str]]) -> None:
     for rank, checksums in enumerate(loaded):
         for name, checksum in checksums.items():
             if checksum != (expected := loaded[0][name]):
-                where, do = f"rank {rank} of the trainer: model {name}", "give all nodes the same files"
-                raise refusal(where, f"the weights of rank 0, {expected}", checksum, do)
+                where, advice = f"rank {rank} of the trainer: model {name}", "give all nodes the same files"
+                raise refusal(where, f"the weights of rank 0, {expected}", checksum, advice)
 
 
 def _end(ranks: Sequence[RankCalls]) -> None:

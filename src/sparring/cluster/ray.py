@@ -178,8 +178,8 @@ class RayParts:
         except TimeoutError:
             self._ray.close(within_s=0)
             expected = f"a Ray cluster at {config.address} that answers within cluster.wait_s = {config.wait_s:g} s"
-            change = "start it again, correct the address, or raise cluster.wait_s"
-            raise refusal("cluster.address", expected, "none", change) from None
+            advice = "start it again, correct the address, or raise cluster.wait_s"
+            raise refusal("cluster.address", expected, "none", advice) from None
         except SparringError:
             self._ray.close()
             raise

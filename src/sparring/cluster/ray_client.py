@@ -79,8 +79,10 @@ class RayClient:
                 socket.create_connection((at[0], int(at[2])), CONNECT_S).close()
             ray.init(address, namespace="sparring", log_to_driver=False, logging_level=logging.ERROR)
         except (OSError, RuntimeError, ValueError) as error:
-            do = "start one (`ray start --head`), or correct the address"
-            raise refusal("cluster.address", f"a Ray cluster at {address}", str(error).split("\n")[0], do) from error
+            advice = "start one (`ray start --head`), or correct the address"
+            raise refusal(
+                "cluster.address", f"a Ray cluster at {address}", str(error).split("\n")[0], advice
+            ) from error
 
     def check_resources(self) -> int:
         """Wait for the processors that engines and ranks need, as Ray would for ever, and return the number of nodes.
@@ -117,11 +119,11 @@ class RayClient:
             for number in range(self._config.engines)
         ]
         check_nodes(strategies, self._config.start_timeout_s)
-        actor = ray.remote(NodeProcess).options(num_cpus=self._threads, max_restarts=-1, max_task_retries=0)
         first, make = len(self._engines), partial(engine_at, list(words), key)
+        settings = {"num_cpus": self._threads, "max_restarts": -1, "max_task_retries": 0}
         for strategy in strategies:
-            placed = actor.options(scheduling_strategy=strategy).remote(make)
-            self._engines.append(EngineActor(placed, group))
+            actor = ray.remote(NodeProcess).options(**settings, scheduling_strategy=strategy).remote(make)
+            self._engines.append(EngineActor(actor, group))
         return list(range(first, len(self._engines)))
 
     def find(self, number: int, within_s: float, last: bool = False) -> str:
@@ -177,12 +179,12 @@ class RayClient:
 
     def _refused(self, there: str) -> Exception:
         needed = f"{self._config.engines} engines of {self._threads} CPUs on the Ray cluster"
-        keys, change = "cluster.engines", "lower cluster.engines or cluster.engine_threads"
+        keys, advice = "cluster.engines", "lower cluster.engines or cluster.engine_threads"
         if self._for_ranks:
             count = self._config.ranks
             needed += f" and {count} ranks of {self._for_ranks // count} CPUs"
-            keys, change = f"{keys} and cluster.ranks", f"{change}, or cluster.ranks or cluster.rank_threads"
-        return refusal(keys, needed, there, f"{change}, or add nodes")
+            keys, advice = f"{keys} and cluster.ranks", f"{advice}, or cluster.ranks or cluster.rank_threads"
+        return refusal(keys, needed, there, f"{advice}, or add nodes")
 
 
 def serve(connection: Connection) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import torch
 
 from sparring.train.exchange import BUCKET, GradientExchange, presence
-from sparring.train.measure import Measures, PlainMeasures
+from sparring.train.measure import PlainMeasures
 from sparring.train.optimiser import Optimiser
 from sparring.train.parts import LANES, Compute
 from sparring.train.ranks import Ranks, agree
@@ -33,13 +33,13 @@ class Dealt:
         self._optimiser, self._ranks = optimiser, ranks
         self._exchange = GradientExchange(optimiser, ranks, at_once)
 
-    def run(self, micro_batches: Sequence[Sequence[Sequence[Sample]]], compute: Compute) -> Iterator[Measures]:
+    def run(self, micro_batches: Sequence[Sequence[Sequence[Sample]]], compute: Compute) -> Iterator[PlainMeasures]:
         return in_rounds(micro_batches, self._ranks, self._optimiser, lambda rows: self._round(rows, compute))
 
     def close(self) -> None:
         """Do nothing: it has no threads."""
 
-    def _round(self, rows: Sequence[Sample] | None, compute: Compute) -> list[Measures]:
+    def _round(self, rows: Sequence[Sample] | None, compute: Compute) -> list[PlainMeasures]:
         """Compute this rank's part, and exchange its gradients with the other ranks'."""
         names, gradients = self._optimiser.names, dict[str, torch.Tensor]()
 
@@ -49,20 +49,20 @@ class Dealt:
                 return msgspec.msgpack.encode(_Report())
             found = torch.autograd.grad(part.loss, self._optimiser.parameters, allow_unused=True)
             gradients.update((name, one) for name, one in zip(names, found, strict=True) if one is not None)
-            report = _Report(present=presence(names, gradients), measures=part.measures().plain())
+            report = _Report(present=presence(names, gradients), measures=part.measures())
             return msgspec.msgpack.encode(report)
 
         reports = [msgspec.msgpack.decode(data, type=_Report) for data in agree(self._ranks, own)]
         self._exchange.run(names, gradients, [each.present or bytes(len(names)) for each in reports])
-        return [measures_of(each.measures) for each in reports if each.measures is not None]
+        return [each.measures for each in reports if each.measures is not None]
 
 
 def in_rounds(
     micro_batches: Sequence[Sequence[Sequence[Sample]]],
     ranks: Ranks,
     optimiser: Optimiser,
-    compute: Callable[[Sequence[Sample] | None], list[Measures]],
-) -> Iterator[Measures]:
+    compute: Callable[[Sequence[Sample] | None], list[PlainMeasures]],
+) -> Iterator[PlainMeasures]:
     """Compute parts in rounds, one part of each round in each rank; yield their measures in the order of the parts.
 
     Args:
@@ -78,10 +78,3 @@ def in_rounds(
     finally:
         if not complete:  # the set of gradients that was added is arbitrary
             optimiser.discard()
-
-
-def measures_of(plain: PlainMeasures) -> Measures:
-    """Return the measures of a part that another rank has computed."""
-    measures = Measures(0)
-    measures.merge_plain(plain)
-    return measures

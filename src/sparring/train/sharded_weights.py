@@ -12,11 +12,11 @@ import torch
 
 from sparring.model.causal import CausalModel
 from sparring.store.codec import decode, encode
-from sparring.train.measure import Measures, PlainMeasures
+from sparring.train.measure import PlainMeasures
 from sparring.train.non_finite import check_finite
 from sparring.train.optimiser import Optimiser
 from sparring.train.parts import LANES, Compute, Parts
-from sparring.train.rank_parts import in_rounds, measures_of
+from sparring.train.rank_parts import in_rounds
 from sparring.train.ranks import Ranks, agree
 from sparring.train.sharded_parameters import Gathered, stages_of
 from sparring.train.trained_weights import drain
@@ -36,13 +36,13 @@ class ShardedParts:
     def __init__(self, optimiser: Optimiser, gathered: Gathered, ranks: Ranks) -> None:
         self._optimiser, self._gathered, self._ranks = optimiser, gathered, ranks
 
-    def run(self, micro_batches: Sequence[Sequence[Sequence[Sample]]], compute: Compute) -> Iterator[Measures]:
+    def run(self, micro_batches: Sequence[Sequence[Sequence[Sample]]], compute: Compute) -> Iterator[PlainMeasures]:
         return in_rounds(micro_batches, self._ranks, self._optimiser, lambda rows: self._round(rows, compute))
 
     def close(self) -> None:
         """Do nothing: it has no threads."""
 
-    def _round(self, rows: Sequence[Sample] | None, compute: Compute) -> list[Measures]:
+    def _round(self, rows: Sequence[Sample] | None, compute: Compute) -> list[PlainMeasures]:
         """Compute this rank's part, whose gradients are exchanged during the backward pass."""
 
         def own() -> bytes:
@@ -51,14 +51,15 @@ class ShardedParts:
                 if part is None:
                     return msgspec.msgpack.encode(None)
                 torch.autograd.grad(part.loss, self._optimiser.parameters, allow_unused=True)
-                return msgspec.msgpack.encode(part.measures().plain())
+                return msgspec.msgpack.encode(part.measures())
 
         reports = [msgspec.msgpack.decode(data, type=PlainMeasures | None) for data in agree(self._ranks, own)]
-        return [measures_of(each) for each in reports if each is not None]
+        return [each for each in reports if each is not None]
 
 
 class ShardedWeights:
-    """Weights of a model in shards; the `optimiser` has all its parameters, with masters apart. Implements `Held`."""
+    """Weights of a model in shards; the `optimiser` has all its parameters, with masters apart. Implements
+    `TrainedWeights`."""
 
     def __init__(self, model: CausalModel, optimiser: Optimiser, ranks: Ranks) -> None:
         self._model, self._optimiser, self._ranks = model, optimiser, ranks

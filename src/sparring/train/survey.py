@@ -38,7 +38,7 @@ def surveyed(
     needs = sorted(set[str]().union(*(loss.needs.quantities for loss in surveying)) - {"divergence"})
     values = forward(rows, set(needs))
     micro = micro_batch(rows, denominators, idle_tokens=True)
-    weighted = [[any(weights) for weights in zip(*row.weights.values(), strict=True)] for row in rows]
+    weighted = list(map(weighted_tokens, rows))
     quantities = {
         name: torch.tensor([x for row, mask in zip(values, weighted, strict=True) for x in compress(row[name], mask)])
         for name in needs
@@ -47,7 +47,7 @@ def surveyed(
         name: iter(column.tolist()) for loss in surveying for name, column in loss.survey(quantities, micro).items()
     }
     return [
-        replace(row, annotations={**row.annotations, **{n: _spread(column, mask) for n, column in columns.items()}})
+        replace(row, annotations={**row.annotations, **{n: spread(column, mask) for n, column in columns.items()}})
         for row, mask in zip(rows, weighted, strict=True)
     ]
 
@@ -61,6 +61,11 @@ def needs_survey(loss: Loss, rows: Sequence[Sample]) -> TypeGuard[SurveyingLoss]
     return loss.needs.survey or loss.needs.unit == "sequence" and len({row.trajectory for row in rows}) < len(rows)
 
 
-def _spread(column: Iterator[float], mask: Sequence[bool]) -> tuple[float, ...]:
+def weighted_tokens(row: Sample) -> list[bool]:
+    """Return for each token of a row whether some term weighs it."""
+    return [any(weights) for weights in zip(*row.weights.values(), strict=True)] or [False] * len(row.tokens)
+
+
+def spread(column: Iterator[float], mask: Sequence[bool]) -> tuple[float, ...]:
     """Take the next values of `column` at set positions of the mask, with 0.0 elsewhere."""
     return tuple([next(column) if is_weighted else 0.0 for is_weighted in mask])

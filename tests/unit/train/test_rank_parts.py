@@ -35,7 +35,7 @@ def compute(parameters, rows):
     loss = ((10.0**part) * parameters["cut"].sin()).sum() + (parameters["views"].t()[1:] ** 2).sum() * part
     if part != 1:
         loss = loss + (parameters["sometimes"] * -0.0).sum()
-    return Part(loss, lambda: Measures(0))
+    return Part(loss, lambda: Measures(0).plain())
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -84,7 +84,7 @@ def test_a_rank_whose_shard_has_no_gradient_steps_with_the_others():
     def work(ranks):
         weight = nn.Parameter(torch.ones(2))
         optimiser = Optimiser({"weight": weight}, TrainConfig(gradient_clip=0.5), ranks)
-        part = Part((weight * 3.0).sum(), lambda: Measures(0))
+        part = Part((weight * 3.0).sum(), lambda: Measures(0).plain())
         list(Dealt(optimiser, ranks).run([[["0"]]], lambda rows: part))
         norm = optimiser.step(0.25)
         optimiser.write_back()
