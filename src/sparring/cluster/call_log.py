@@ -48,11 +48,8 @@ class UnsavedCalls:
         return sum(call.method == STEP for call in self._calls)
 
     def write(self, method: str, data: bytes) -> UnsavedCall:
-        """Write a call before it is made, so that a full disk fails a call that has changed nothing. `add` keeps it.
-
-        Raises:
-            StoreError: the disk is full.
-        """
+        """Write a call before it is made, so that a full disk (`StoreError`) fails a call that has changed nothing.
+        `add` keeps it."""
         rest, at = memoryview(data), self._end
         folder = tempfile.gettempdir()
         with boundary(StoreError, f"temporary files in {folder}", f"room for {len(data)} bytes", "free some space"):
@@ -67,7 +64,7 @@ class UnsavedCalls:
         self._end = call.offset + call.length
 
     def failed(self, call: UnsavedCall) -> None:
-        """Take note of a call that raised an error. After a failed `forward_backward` a trainer has no gradients, so
+        """Record a call that raised an error. After a failed `forward_backward` a trainer has no gradients, so
         the ones since the last step are dropped: what failed once for lack of memory need not fail again."""
         if call.method == STEP:
             self.add(call._replace(failed=True))

@@ -109,10 +109,9 @@ class ProcessCluster:
         for kept in free:
             kept.close()
             self._kept.remove(kept)
-        return self._more(words)
+        return self._start_processes(words)
 
-    def _more(self, words: Sequence[str]) -> KeptEngines:
-        """Start engine processes."""
+    def _start_processes(self, words: Sequence[str]) -> KeptEngines:
         key, settings = secrets.token_hex(16), changed(self._here.engine_of[POLICY])
         command = [*words, "--name", POLICY, "--threads", str(self._engine_threads)]
         command += [word for key_value in settings for word in ("--set", key_value)]

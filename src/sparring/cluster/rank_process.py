@@ -24,7 +24,7 @@ from sparring.cluster.rank import Rank, RankEnded
 END_S = 10.0
 """Seconds that a process may take to end."""
 TICK, TICK_S = b"tick", 1.0
-"""Frame of a process that runs, and the seconds between two."""
+"""Frame that is a sign of life, and the seconds between two."""
 YOUNG_OBJECTS = 50_000
 """As `cli.main.YOUNG_OBJECTS`."""
 PR_SET_PDEATHSIG = 1

@@ -166,7 +166,7 @@ class RayParts:
         log: file for what Ray prints; None: it is dropped.
 
     Raises:
-        BadInput: Ray is not installed, does not answer, or has fewer processors than are needed.
+        BadInput: Ray is not installed, does not answer, or lacks processors.
     """
 
     def __init__(self, config: ClusterConfig, threads: int, for_ranks: int, log: Path | None) -> None:

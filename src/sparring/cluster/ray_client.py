@@ -41,7 +41,7 @@ CONNECT_S = 10.0
 
 
 class EngineActor(NamedTuple):
-    """Actor with an `EngineProcess`, and its placement group."""
+    """Actor with an engine's process, and its placement group."""
 
     actor: Any
     group: Any
@@ -66,11 +66,7 @@ class RayClient:
         self._engines: list[EngineActor] = []
 
     def connect(self) -> None:
-        """Connect this process to the cluster.
-
-        Raises:
-            BadInput: no cluster answers.
-        """
+        """Connect this process to the cluster; refuse an address where none answers (`BadInput`)."""
         import ray
 
         address = self._config.address
@@ -85,11 +81,8 @@ class RayClient:
             ) from error
 
     def check_resources(self) -> int:
-        """Wait for the processors that engines and ranks need, as Ray would for ever, and return the number of nodes.
-
-        Raises:
-            BadInput: they did not come in time.
-        """
+        """Wait for the processors that engines and ranks need, and return the number of nodes; refuse a cluster that
+        does not get them in time, for which Ray would wait for ever (`BadInput`)."""
         import ray
 
         needed, deadline = self._threads * self._config.engines, time.monotonic() + self._config.wait_s

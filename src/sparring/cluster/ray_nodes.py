@@ -27,15 +27,8 @@ class NodeProcess:
 
 
 def check_nodes(strategies: Sequence[Any], within_s: float) -> None:
-    """Compare versions and kernels of nodes with those of this process.
-
-    Args:
-        strategies: how Ray schedules a task on each node.
-
-    Raises:
-        BadInput: a node differs.
-        EngineError: a node does not answer in time.
-    """
+    """Refuse nodes whose versions or kernels differ from those of this process (`BadInput`), and ones that do not
+    answer in time (`EngineError`). `strategies`: how Ray schedules a task on each node."""
     import ray
 
     remote = ray.remote(what_computes)

@@ -62,12 +62,8 @@ class RankPlaces:
         self._numbers, self._one_at_a_time = itertools.count(1), threading.Lock()  # there may be several trainers
 
     def place(self, count: int, threads: int, replacing: bool) -> list[int]:
-        """Place ranks of `threads` processors, close to each other, those on this machine first; return their numbers
-        before they answer.
-
-        Args:
-            replacing: whether fewer may be placed if there is no room for more.
-        """
+        """Place ranks of `threads` processors, close to each other, those on this machine first, or fewer if they
+        replace others and there is no room for more; return their numbers before they answer."""
         import ray
         from ray.util.placement_group import placement_group_table
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -167,11 +163,7 @@ class RankPlaces:
             rank.kill()
 
     def _group(self, count: int, threads: int, replacing: bool) -> tuple[Any, int]:
-        """Return a placement group that Ray has placed, and its number of ranks.
-
-        Raises:
-            BadInput: Ray could not place it in time.
-        """
+        """Return a placement group and its number of ranks; refuse one that Ray cannot place in time (`BadInput`)."""
         import ray
 
         for fewer in range(count, 0, -1):

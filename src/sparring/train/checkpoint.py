@@ -119,12 +119,8 @@ def _commit(staging: Path, path: Path, manifest: Mapping[str, Any]) -> bytes:
 def read(
     path: Path, device: torch.device | str = "cpu", ranks: Ranks = ALONE
 ) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]:
-    """Return the manifest of a checkpoint folder, and its tensors by file, verified. The optimiser's files are only
-    verified here, each by one rank; `stored_optimiser` reads them.
-
-    Raises:
-        StoreError: the checkpoint is damaged, or lacks a file.
-    """
+    """Return the manifest of a checkpoint folder, and its tensors by file; refuse damaged or missing files
+    (`StoreError`). The optimiser's files are only verified, each by one rank; `stored_optimiser` reads them."""
     manifest: dict[str, Any] = {}
     tensors: dict[str, dict[str, torch.Tensor]] = {}
 

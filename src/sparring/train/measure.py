@@ -88,7 +88,7 @@ class Measures:
         self._counts["stale"] += int(stale.sum())
 
     def plain(self) -> PlainMeasures:
-        """Return all sums, counts and maxima as plain data."""
+        """Return everything as plain data."""
         return PlainMeasures(
             losses=dict(self._losses),
             sums=dict(self._sums),

@@ -27,9 +27,7 @@ def surveyed(
     Returns the rows unchanged if no loss `needs_survey`. The tokens are in the order of the rows, so the result does
     not depend on the token budget or on the micro-batches.
 
-    Args:
-        rows: all rows of the optimiser step.
-        forward: function that computes quantities of every weighted token, without gradients (`LocalTrainer._forward`).
+    `forward` computes quantities of every weighted token, without gradients.
     """
     surveying = [loss for loss in losses if loss.term in denominators and needs_survey(loss, rows)]
     if not surveying or not rows:
@@ -53,11 +51,8 @@ def surveyed(
 
 
 def needs_survey(loss: Loss, rows: Sequence[Sample]) -> TypeGuard[SurveyingLoss]:
-    """Return whether a loss has to see all tokens of the step at once.
-
-    It does if it declares so, or if its unit is the sequence and a trajectory has several rows, which may be in
-    different micro-batches.
-    """
+    """Return whether a loss has to see all tokens of the step at once: it declares so, or its unit is the sequence and
+    a trajectory has several rows, which may be in different micro-batches."""
     return loss.needs.survey or loss.needs.unit == "sequence" and len({row.trajectory for row in rows}) < len(rows)
 
 

@@ -11,7 +11,6 @@ from sparring.algo.config import AlgoConfig
 from sparring.algo.loss.imitate import ImitateLoss
 from sparring.algo.loss.policy import PolicyLoss
 from sparring.batch.demonstration import demonstration, demonstration_batch
-from sparring.batch.packing import pack
 from sparring.batch.tensors import micro_batch
 from sparring.errors import BadInput
 from sparring.model.attention import Packed
@@ -122,15 +121,6 @@ def test_an_error_in_the_second_lane_is_raised_and_the_trainer_continues(make_mo
 
     metrics = run(make_trainer(make_model(), 2, token_budget=10_000), work)
     assert metrics["micro_batches"] == 2
-
-
-def test_any_packing_gives_the_same_log_probabilities_to_the_bit(make_model, make_batch):
-    model, rows = make_model(), make_batch(rows=12).rows
-    alone = {row.id: logprobs(model, [row])[0] for row in rows}
-    for budget in (20, 50, 10_000):
-        for part in pack(rows, budget):
-            for row, found in zip(part, logprobs(model, part), strict=True):
-                assert torch.equal(found, alone[row.id])
 
 
 def test_fresh_tokens_have_zero_difference_and_a_flipped_bit_shows(make_model, make_batch):
