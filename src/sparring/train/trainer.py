@@ -37,7 +37,7 @@ from sparring.train.non_finite import DROPPED, FiniteSteps
 from sparring.train.optimiser import Optimiser, learning_rate
 from sparring.train.parts import Part, Parts, measured
 from sparring.train.quantities import Quantities
-from sparring.train.rank_parts import Dealt
+from sparring.train.rank_parts import Dealt, exchanged
 from sparring.train.ranks import RankLayout, agree
 from sparring.train.sharded_parameters import OTHERWISE, SHARD
 from sparring.train.sharded_weights import ShardedWeights
@@ -127,7 +127,7 @@ class LocalTrainer:
         self._worker = ThreadPoolExecutor(1, f"trainer-{name}", initializer=torch.set_num_threads, initargs=(threads,))
 
     def _whole(self, threads: int) -> TrainedWeights:
-        parts: Parts = Dealt(self._optimiser, self._ranks)
+        parts: Parts = Dealt(self._optimiser, self._ranks, exchanged(self._optimiser, self._ranks))
         if self._ranks.count == 1:
             parts = Lanes(self._optimiser, threads=threads, on_cpu=self._model.device.type == "cpu")
         return WholeWeights(self._trained, self._optimiser, parts, self._ranks)
