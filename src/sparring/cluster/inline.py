@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sparring.cluster.trainer import TrainerParts
+from sparring.cluster.trainer import TrainerParts, load_model
 from sparring.cluster.turns import Turns
 from sparring.engine.config import EngineConfig
 from sparring.errors import BadInput, refusal
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from sparring.engine.adapters.remote import RemoteEngine
     from sparring.engine.fleet import Fleet
     from sparring.engine.members import Keeper
-    from sparring.model.causal import CausalModel
     from sparring.train.trainer import LocalTrainer
     from sparring.weights.links import WeightLinks
 
@@ -105,11 +104,9 @@ class InlineCluster:
 
     def value_model(self, name: str, *, path: str) -> ValueModel:
         from sparring.engine.reward import RewardModel
-        from sparring.model.load import load
 
         if (name, path) not in self._rewards:
-            spec = self.models[name]
-            model = load(path, dtype=spec.dtype, device=self.device, numerics=spec.numerics, head="scalar")
+            model = load_model(self.models[name], path, self.device, head="scalar")
             budget = self._train.tokens_at_once
             self._rewards[name, path] = RewardModel(model, token_budget=budget, threads=self.threads)
         return self._rewards[name, path]
@@ -125,7 +122,9 @@ class InlineCluster:
     def _native(self, name: str, path: str) -> Engine:
         from sparring.engine.native import NativeEngine
 
-        return NativeEngine(self._model(name, path), self.engine_of[name], name=name, threads=self.threads)
+        return NativeEngine(
+            load_model(self.models[name], path, self.device), self.engine_of[name], name=name, threads=self.threads
+        )
 
     def _vllm(self, name: str, path: str) -> Engine:
         from sparring.engine.adapters.vllm import VllmEngine
@@ -189,7 +188,8 @@ class InlineCluster:
         files first. Blocks."""
         from sparring.model.hub import base_folder
 
-        spec, model = self.models[name], self._model(name, path)
+        spec = self.models[name]
+        model = load_model(spec, path, self.device)
         own = model.adapters.everywhere
         for engine in engines:
             engine.send_files(base_folder(path), spec.dtype, spec.numerics)
@@ -200,12 +200,6 @@ class InlineCluster:
     def _openai(self, name: str, path: str) -> Engine:
         config = self.engine_of[name]
         return _openai_engine(config.urls[0], config.served_model, config.api_key_env)
-
-    def _model(self, name: str, path: str) -> CausalModel:
-        from sparring.model.load import load
-
-        spec = self.models[name]
-        return load(path, dtype=spec.dtype, device=self.device, numerics=spec.numerics)
 
     @asynccontextmanager
     async def stage(self, name: str) -> AsyncIterator[None]:
