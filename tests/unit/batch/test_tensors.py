@@ -122,6 +122,7 @@ def test_rows_without_weight_give_empty_tensors():
 def test_denominators_are_the_sum_of_weights():
     rows = [demonstration([1, 2, 3], [False, True, True], "a"), EXAMPLE]
     assert denominators(rows) == {"imitate": 2.0, "policy": 3.0}
+    assert denominators([*rows, replace(EXAMPLE, label=0.0)]) == denominators(rows), "it is judged, not trained"
     assert demonstration_batch(rows[:1], step=4, model="policy").denominators == {"imitate": 2.0}
     with pytest.raises(ValueError, match="got a sum of 0 or less"):
         denominators([Sample(id="a", group="g", source="expert", tokens=(1, 2), weights={"imitate": (0.0, -1.0)})])
