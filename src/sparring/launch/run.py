@@ -210,17 +210,18 @@ def cluster_of(config: RunConfig, **settings: Any) -> Cluster:
     from sparring.cluster.inline import InlineCluster
     from sparring.cluster.processes import ProcessCluster
 
-    folder = Path(config.run.directory) / config.run.name
-    inline = partial(InlineCluster, colocate=config.cluster.colocate)
-    make = inline if config.cluster.kind == "inline" else partial(ProcessCluster, config.cluster, folder)
-    return make(
+    inline = InlineCluster(
         models=config.models,
         train=config.train,
         engine=config.engine,
         device=config.run.device,
         threads=config.run.threads,
+        colocate=config.cluster.colocate,
         **settings,
     )
+    if config.cluster.kind == "inline":
+        return inline
+    return ProcessCluster(config.cluster, Path(config.run.directory) / config.run.name, inline)
 
 
 def _make_folder(folder: Path) -> None:

@@ -68,7 +68,7 @@ class StoredOptimiser:
 
     @property
     def names(self) -> list[str]:
-        """Names of all tensors."""
+        """Names of all tensors, `<kind>/<parameter>`."""
         return list(self._pieces)
 
     def steps(self, name: str) -> torch.Tensor:
