@@ -47,13 +47,12 @@ class PackedWeight:
         if _LATER.get():
             self.storage = weights[0].new_empty(0)
         else:
-            self.storage = path_of(weights[0]).pack(weights, storage)
+            self.storage = _packed(weights, storage)
 
     @property
     def layout(self) -> tuple[tuple[int, ...], torch.dtype]:
         """Shape and dtype of the packed values."""
-        counts = [len(weight) for weight in self.weights]
-        return path_of(self.weights[0]).packed_layout(counts, self.num_inputs, self.dtype)
+        return _layout(self.weights)
 
     def drop(self) -> torch.Tensor:
         """Drop the packed values, which `update` packs again; return their storage."""
@@ -82,6 +81,19 @@ class PackedWeight:
         copied = copy.copy(self)
         copied.weights = weights
         return copied
+
+
+def _packed(weights: Sequence[torch.Tensor], storage: torch.Tensor | None) -> torch.Tensor:
+    """Pack as `KernelPath.pack`; on torch's meta device return a tensor of the layout."""
+    if weights[0].is_meta:
+        shape, dtype = _layout(weights)
+        return torch.empty(shape, dtype=dtype, device="meta") if storage is None else storage
+    return path_of(weights[0]).pack(weights, storage)
+
+
+def _layout(weights: Sequence[torch.Tensor]) -> tuple[tuple[int, ...], torch.dtype]:
+    counts = [len(weight) for weight in weights]
+    return path_of(weights[0]).packed_layout(counts, weights[0].shape[1], weights[0].dtype)
 
 
 def pack(*weights: torch.Tensor) -> PackedWeight:

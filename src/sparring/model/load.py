@@ -16,13 +16,13 @@ from sparring.errors import BadInput, boundary, refusal
 from sparring.kernels import ops
 from sparring.kernels.packed import packed_later
 from sparring.model.attention import IMPLEMENTATION
-from sparring.model.causal import ATTENTION, CausalModel, forward_of
+from sparring.model.causal import ATTENTION, CausalModel, forward_of, kv_heads_of
 from sparring.model.decoder import FAMILY
 from sparring.model.library import NonTextParts, class_of, classes_named, head_of
 from sparring.model.lora import Adapter
 from sparring.model.peft import base_of, is_adapter, read
 from sparring.model.recurrent import split
-from sparring.model.self_test import find_kv_heads, verify_against_library
+from sparring.model.self_test import verify_against_library
 from sparring.model.swap import swap
 from sparring.observe.wait_reports import waiting
 
@@ -187,9 +187,10 @@ def build_model(
     path_name = ops.path_name(device)
     swapped = exact or ops.is_compiled(device)
     with boundary(BadInput, where, "a causal LM that calls the library's interfaces", "choose another model"):
-        has_own_layers = swapped and swap(module, max_positions, exact=exact)
+        kv_heads = kv_heads_of(module) if device == "meta" else {}
         with boundary(BadInput, where, "recurrent layers that go on from a cache of states", "choose another model"):
             recurrent = {} if exact else split(module)
+        has_own_layers = swapped and swap(module, max_positions, exact=exact)
         # the lean decoder has one activation; models with another use transformers' forward
         lean = has_own_layers and config.model_type in FAMILY and config.hidden_act in ("silu", "swish")
         with nullcontext() if packs else packed_later():
@@ -197,8 +198,8 @@ def build_model(
                 module, lean=lean, exact=exact, gradient_checkpointing=gradient_checkpointing, recurrent=recurrent
             )
         model = CausalModel(module, forward, path_name=path_name if exact else "fast", max_positions=max_positions)
-        if not lean and device == "meta":
-            find_kv_heads(model)
+        if device == "meta":
+            model.kv_heads = kv_heads
         elif not lean:
             verify_against_library(model, where, exact=exact)
         if not lean:
