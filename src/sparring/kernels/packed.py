@@ -39,8 +39,8 @@ class PackedWeight:
     def __init__(self, *weights: torch.Tensor, storage: torch.Tensor | None = None) -> None:
         for weight in weights:
             if weight.dim() != 2 or weight.dtype not in (torch.float32, torch.bfloat16):
-                got = f"{tuple(weight.shape)} {weight.dtype}"
-                raise refusal("pack", "a float32 or bfloat16 matrix", got, "cast it")
+                given = f"{tuple(weight.shape)} {weight.dtype}"
+                raise refusal("pack", "a float32 or bfloat16 matrix", given, "cast it")
         self.num_outputs, self.num_inputs = sum(weight.shape[0] for weight in weights), weights[0].shape[1]
         self.dtype = weights[0].dtype
         self.weights = weights
@@ -65,9 +65,9 @@ class PackedWeight:
         if [w.shape for w in weights] != [w.shape for w in self.weights] or any(
             w.dtype is not self.dtype for w in weights
         ):
-            got = f"{[tuple(w.shape) for w in weights]} {weights[0].dtype}"
+            given = f"{[tuple(w.shape) for w in weights]} {weights[0].dtype}"
             raise refusal(
-                "PackedWeight.update", f"{[tuple(w.shape) for w in self.weights]} {self.dtype}", got, "pack it anew"
+                "PackedWeight.update", f"{[tuple(w.shape) for w in self.weights]} {self.dtype}", given, "pack it anew"
             )
         self.weights = weights
         self.storage = path_of(weights[0]).pack(weights, self.storage if self.storage.numel() else storage)
@@ -109,8 +109,8 @@ class PackedStack:
 
     def __init__(self, weights: Sequence[torch.Tensor]) -> None:
         if len({(weight.shape, weight.dtype) for weight in weights}) != 1:
-            got = str(sorted({f"{tuple(weight.shape)} {weight.dtype}" for weight in weights}))
-            raise refusal("PackedStack", "matrices of one shape and dtype", got, "pack them apart")
+            given = str(sorted({f"{tuple(weight.shape)} {weight.dtype}" for weight in weights}))
+            raise refusal("PackedStack", "matrices of one shape and dtype", given, "pack them apart")
         first = PackedWeight(weights[0])
         self.num_outputs, self.num_inputs, self.dtype = first.num_outputs, first.num_inputs, first.dtype
         self.storage = self._storage_like(first.storage, len(weights))

@@ -215,8 +215,8 @@ def read_config(where: str, numerics: str, head: str) -> Any:
     """
     looks_local = where.startswith((".", "/", "~")) or where.count("/") > 1
     if (Path(where).is_dir() or looks_local) and not (Path(where) / "config.json").is_file():
-        got = "a folder without one" if Path(where).is_dir() else "no such folder"
-        raise refusal(where, "a checkpoint folder with config.json", got, "check the model's path")
+        given = "a folder without one" if Path(where).is_dir() else "no such folder"
+        raise refusal(where, "a checkpoint folder with config.json", given, "check the model's path")
     with boundary(BadInput, f"{where}/config.json", "a config of a Hugging Face model", "check the model's path"):
         config = transformers.AutoConfig.from_pretrained(where)
     _refuse_other_head(where, config, head)
@@ -234,30 +234,30 @@ def _refuse_other_head(where: str, config: Any, head: str) -> None:
     wanted = {"new scalar": "tokens", "own": found}.get(head, head)
     if found and found == wanted:
         return
-    expected, do = HEADS[head]
-    do = do if found or config.architectures else "write the class of the model there"
-    raise refusal(f"{where}/config.json", expected, named, do)
+    expected, remedy = HEADS[head]
+    remedy = remedy if found or config.architectures else "write the class of the model there"
+    raise refusal(f"{where}/config.json", expected, named, remedy)
 
 
 def refuse_incomplete(where: str, missing: Iterable[str], mismatched: Iterable[tuple[str, Any, Any]]) -> None:
     """Refuse a checkpoint that transformers would silently complete with random weights: BadInput if a parameter is
     missing, or does not fit. `mismatched` has (name, its shape, the model's shape) of each that does not fit."""
-    absent, do = sorted(missing), "take the whole checkpoint, or the config that belongs to it"
+    absent, remedy = sorted(missing), "take the whole checkpoint, or the config that belongs to it"
     if absent:
         raise refusal(
-            where, "all weights of its config", f"none for {', '.join(absent[:3])} ({len(absent)} in all)", do
+            where, "all weights of its config", f"none for {', '.join(absent[:3])} ({len(absent)} in all)", remedy
         )
-    for name, got, expected in sorted(mismatched):
-        raise refusal(where, f"{name} of shape {list(expected)}, as its config says", str(list(got)), do)
+    for name, given, expected in sorted(mismatched):
+        raise refusal(where, f"{name} of shape {list(expected)}, as its config says", str(list(given)), remedy)
 
 
 def _refuse_unservable(where: str, config: Any, numerics: str) -> None:
     others = set(getattr(config.get_text_config(), "layer_types", None) or ()) - ATTENTION
     if not others or (numerics == "fast" and others <= FAST_ONLY):
         return
-    got = f"a {config.model_type} model, with {sorted(others - FAST_ONLY or others)[0]} layers"
-    do = 'set numerics = "fast" for this model' if others <= FAST_ONLY else "choose a model without them"
-    raise refusal(where, "full or sliding attention in every layer", got, do)
+    given = f"a {config.model_type} model, with {sorted(others - FAST_ONLY or others)[0]} layers"
+    remedy = 'set numerics = "fast" for this model' if others <= FAST_ONLY else "choose a model without them"
+    raise refusal(where, "full or sliding attention in every layer", given, remedy)
 
 
 def _device_of(module: nn.Module) -> str:

@@ -84,10 +84,10 @@ class Outline:
         self.num_trained, self.published = sum(one.numel() for one in self.trained), _bytes(self.trained)
         self.parameters = sum(one.numel() for one in own)
         self.weights = _bytes([*own, *factors])
-        copies = [part.packed for part, _ in model.packed_parts() if isinstance(part, Product)]
-        copies += [stack for part in model.parts if isinstance(part, RowExperts) for stack in part.stacks]
+        of_products = _bytes(part.packed.storage for part, _ in model.packed_parts() if isinstance(part, Product))
+        stacks = [stack for part in model.parts if isinstance(part, RowExperts) for stack in part.stacks]
         of_factors = _bytes(one.storage for term in terms for one in (term.a, term.b) if one is not None)
-        self.packed = _bytes(one.storage for one in copies) + of_factors
+        self.packed = of_products + _bytes(stack.storage for stack in stacks) + of_factors
         self.tables = _bytes(one for one in model.module.buffers() if not any(one is other for other in own))
         self.staged = _bytes(factors) + of_factors if factors else self.weights + self.packed
 

@@ -74,8 +74,8 @@ def verify_against_library(model: CausalModel, where: str, *, exact: bool) -> No
         return
     culprit = f"; what is not known to go row by row: {', '.join(unknown[:3])}" if unknown else ""
     expected = "a model whose rows do not depend on the batch"
-    got = f"{name}, whose logits {'may' if unknown else 'do'}{culprit}"
-    raise refusal(where, expected, got, 'set numerics = "fast" for this model')
+    given = f"{name}, whose logits {'may' if unknown else 'do'}{culprit}"
+    raise refusal(where, expected, given, 'set numerics = "fast" for this model')
 
 
 @contextmanager
