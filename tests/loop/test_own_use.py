@@ -27,9 +27,8 @@ from sparring.stages import rl
 from sparring.stages.context import RunFiles, given_checkpoint
 from sparring.stages.models.learner import Learner
 from sparring.stages.models.uses import USES, trained_models
-from sparring.stages.preflight.memory import MemoryEstimate, shapes_of
+from sparring.stages.preflight.memory import RunMemory, checkpoint_bytes, shapes_of
 from sparring.stages.preflight.metric_names import names_of
-from sparring.stages.preflight.process_memory import RunMemory
 
 SETTINGS = (
     *("run.stages=['rl']", "observe.progress=off", "algo.preset=ppo", "rl.steps=2", "rl.train.save_every=1"),
@@ -92,9 +91,9 @@ def test_a_use_of_a_file_is_checked_and_counted(given: Path, probe: Probe) -> No
     assert "probe/*" in names_of(config, "rl")
     shapes = shapes_of(config, given_checkpoint(config))
     without = msgspec.structs.replace(config, rl=msgspec.structs.replace(config.rl, probe=None))
-    alone, beside = (MemoryEstimate.of(each, shapes) for each in (without, config))
+    alone, beside = (RunMemory.of(each, shapes).largest[0].each for each in (without, config))
     critic = shapes["policy (scalar)"]
-    assert beside.learner == 2 * alone.learner == 2 * critic.parameters
+    assert checkpoint_bytes(config, shapes) - checkpoint_bytes(without, shapes) == 12 * critic.parameters
     assert beside.optimiser - alone.optimiser == 8 * critic.parameters
     ranks = msgspec.structs.replace(config.cluster, kind="local", ranks=2)
     (processes,) = RunMemory.of(msgspec.structs.replace(config, cluster=ranks), shapes).stages

@@ -84,7 +84,7 @@ class Gathered:
         for name, parameter in self._parameters.items():
             parameter.data = self._view(name)
             parameter.register_hook(partial(self._take, name))
-        packed, first = packed_parts(model), set[str]()
+        packed, first = model.packed_parts(), set[str]()
         self._stages = list[Stage]()
         for names in stages:
             gives = tuple(name for name in names if name not in first)
@@ -270,17 +270,3 @@ def _places(parameters: Mapping[str, nn.Parameter], stages: Sequence[Sequence[st
             at = places.setdefault(name, at) + -(-parameters[name].nbytes // ALIGNMENT) * ALIGNMENT
         size = max(size, at)
     return places, size
-
-
-def packed_parts(model: CausalModel) -> list[tuple[Product | RowExperts, nn.Parameter]]:
-    """Return all parts of a model with packed copies, each with a parameter that it packs."""
-    joined = {part for product in (model.decoder.joined if model.decoder else ()) for part in product.parts}
-    found = list[tuple[Product | RowExperts, nn.Parameter]]()
-    for part in model.parts:
-        if isinstance(part, Product):
-            found.append((part, part.parts[0].weight))
-        elif isinstance(part, RowExperts):
-            found.append((part, part.gate_up_proj))
-        elif part not in joined:
-            found.append((part.product, part.weight))
-    return found

@@ -31,11 +31,10 @@ from sparring.stages.models.uses import USES, used_models
 from sparring.stages.preflight.engine import check_engine, check_updates
 from sparring.stages.preflight.environment import check_environment, check_repeats, check_shown, first_tasks
 from sparring.stages.preflight.harness import check_files, check_images, players_of
-from sparring.stages.preflight.memory import shapes_of
+from sparring.stages.preflight.memory import check_memory, shapes_of
 from sparring.stages.preflight.metric_names import check_metrics
 from sparring.stages.preflight.own_rules import check_own_rules
 from sparring.stages.preflight.parts import check_parts
-from sparring.stages.preflight.process_memory import check_memory
 from sparring.stages.preflight.rendering import check_rendering
 from sparring.stages.preflight.sizes import check_sizes
 from sparring.stages.preflight.workers import Rehearsal
