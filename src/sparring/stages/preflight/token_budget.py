@@ -41,7 +41,7 @@ def chosen(config: RunConfig, shapes: Mapping[str, Outline], memory: int, proces
     memory, or with 256 if none does; and a sentence with the reason. The run is counted as one process, whatever its
     layout, because its bits depend on the number (law 3)."""
     tokens, most = MOST_TOKENS, SHARE * memory
-    engine = msgspec.structs.replace(config.engine, urls=())
+    engine = msgspec.structs.replace(config.engine, kind="native", urls=(), shared_folder="")
     alone = msgspec.structs.replace(config, cluster=type(config.cluster)(), engine=engine)
     while (total := RunMemory.of(_with(alone, tokens), shapes, process).total) > most and tokens > LEAST_TOKENS:
         tokens //= 2
