@@ -56,8 +56,7 @@ asyncio.run(main())
 """,
 }
 WRITERS = ("__main__.py", "testing/", "kernels/compiled/build.py", "observe/terminal.py")
-"""Parts that write to standard output what no program said: what is not installed, golden vectors, the compiler's result; and the
-one door."""
+"""Parts that write what no program said: what is missing, golden vectors, the compiler's result; and the one door."""
 
 INSIDE = (
     "sandbox/inner/",
