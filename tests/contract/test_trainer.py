@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from common.tiny_adapters import tiny_adapter
 from rank_threads import RankThread
 
 from sparring.algo.config import AlgoConfig
@@ -32,7 +33,6 @@ from sparring.model.config import InitConfig, ModelConfig
 from sparring.model.create import create
 from sparring.protocols import Loss, Trainer, TrainPlan
 from sparring.store.codec import encode
-from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import tiny_model
 from sparring.train.checkpoint import MANIFEST, SHARD, SHARDS
 from sparring.train.config import TrainConfig

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from common.tiny_adapters import tiny_adapter
 from suite import short_of
 from tables import with_settings
 
@@ -21,7 +22,6 @@ from sparring.model.outline import Outline, outline
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.models.context_length import max_context, outline_of
 from sparring.stages.preflight.memory import EARLIER, MemoryEstimate, RunMemory, checkpoint_bytes, shapes_of
-from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import FEATURES, tiny_model
 
 INIT = {

@@ -5,6 +5,7 @@ import asyncio
 
 import pytest
 import torch
+from common.tiny_adapters import tiny_adapter
 from training import equal, run, saved_optimiser
 
 from sparring.algo.config import AlgoConfig
@@ -13,7 +14,6 @@ from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.generation import GenerateRequest, Sampling
 from sparring.model.load import load
-from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import tiny_model
 from sparring.train.config import TrainConfig
 from sparring.train.trainer import LocalTrainer

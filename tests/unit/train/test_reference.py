@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from common.tiny_adapters import tiny_adapter
 from golden.kl import average, divergence, probabilities
 from test_distillation import Counted
 from test_shared_prefixes import make_forest
@@ -21,7 +22,6 @@ from sparring.errors import BadInput
 from sparring.generation import KeptSets, ScoreRequest
 from sparring.model.attention import Packed
 from sparring.model.load import load
-from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.train.average import Average
 from sparring.train.config import TrainConfig
 from sparring.train.trainer import LocalTrainer

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from common.tiny_adapters import tiny_adapter
 from rank_threads import LOADING
 from ranks import in_ranks
 
@@ -20,7 +21,6 @@ from sparring.model.decoder import Gatherer, Stream
 from sparring.model.head import token_quantities
 from sparring.model.layers import Product
 from sparring.model.load import DTYPES, load
-from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import tiny_model
 from sparring.train.config import TrainConfig
 from sparring.train.gloo import GlooRanks
