@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 from common.figures import read_options
+from common.tiny_adapters import tiny_adapter
 from engine import MODELS
 
 from sparring.engine.config import EngineConfig, KvConfig
@@ -29,7 +30,6 @@ from sparring.model.config import InitConfig
 from sparring.model.create import create
 from sparring.model.load import load
 from sparring.model.peft import read
-from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.weights.inline import publish
 
 PROMPT = 64

@@ -26,6 +26,7 @@ from typing import Any
 
 from common.appending import AppendingRenderer
 from common.figures import claim, read_options, resident_bytes
+from common.planned import planned
 
 from sparring.gateway.dialects.chat_completions import ChatCompletions
 from sparring.gateway.dialects.dialect import ClientCall, ClientRequest
@@ -114,7 +115,7 @@ def appended(tree: Tree, request: ClientRequest, reply: Message) -> float:
     runs = Runs.of(0, len(IDS))
     completion = Completion(tokens=IDS, logprobs=(-1.0,) * 3, finish_reason="stop", versions=runs, kv_versions=runs)
     started = time.perf_counter()
-    turn = tree.plan(request.messages, request.tools, request.evidence)
+    turn = planned(tree, request.messages, request.tools, request.evidence)
     tree.append(turn, completion, reply, Sampling(), "policy")
     return time.perf_counter() - started
 
@@ -175,7 +176,7 @@ def turn_bytes() -> list[tuple[str, float, float]]:
         completion = Completion(tokens=said, logprobs=logprobs, finish_reason="stop", versions=runs, kv_versions=runs)
         reply = tree.renderer.parse(said, ())
         before = tracemalloc.get_traced_memory()[0]
-        new = tree.append(tree.plan(sent, ()), completion, reply, Sampling(), "policy")
+        new = tree.append(planned(tree, sent, ()), completion, reply, Sampling(), "policy")
         held.append(tracemalloc.get_traced_memory()[0] - before)
         stored.append(len(encode(tuple(new))))
         del sent, new

@@ -19,6 +19,7 @@ import tracemalloc
 
 from common.appending import AppendingRenderer
 from common.figures import claim, read_options
+from common.planned import planned
 
 from sparring.generation import Completion, Runs, Sampling
 from sparring.record.tree import Tree
@@ -85,8 +86,8 @@ def session(turns: int, branches: int) -> tuple[Tree, list[float]]:
             )
             reply = tree.renderer.parse(tokens, ())
             started = time.perf_counter()
-            planned = tree.plan(messages, ())
-            tree.append(planned, completion, reply, Sampling(), "policy")
+            asked = planned(tree, messages, ())
+            tree.append(asked, completion, reply, Sampling(), "policy")
             times.append(time.perf_counter() - started)
             messages += [reply, Message(role="tool", content=numbers(turn + number, TOLD - 1))]
     return tree, times

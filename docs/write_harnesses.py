@@ -1,4 +1,4 @@
-"""Writes the fields of each dialect into docs/harnesses.md, from the sets that the gateway sorts a request by. What
+"""Writes the fields of each dialect into docs/harnesses.md, from the forms that the gateway reads a request by. What
 stands on the page behind them stays. Run it after changing one.
 
 python docs/write_harnesses.py
@@ -10,7 +10,8 @@ import runpy
 from collections.abc import Iterable
 from pathlib import Path
 
-from sparring.gateway.dialects import chat_completions, evidence, gemini, messages, responses
+from sparring.gateway.dialects import evidence
+from sparring.gateway.dialects.forms import ChatForm, ConfigForm, GeminiForm, MessagesForm, ResponsesForm, names_in
 
 PAGE = Path(__file__).with_name("harnesses.md")
 WRAP = runpy.run_path(str(PAGE.with_name("wrap.py")))
@@ -24,7 +25,7 @@ them, and the record of the turn has them. A refused field is a 400 in the vendo
 is sampled; so is any field that is not on this page, and an obeyed one of a wrong type. A field that is `null` is not there. `anthropic-beta` and
 `openai-beta` are noted; other headers that are not below are passed over.
 
-*The tables are written by `docs/write_harnesses.py` from the sets in `src/sparring/gateway/dialects`.*
+*The tables are written by `docs/write_harnesses.py` from the forms in `src/sparring/gateway/dialects`.*
 """
 
 REFUSED = {
@@ -100,13 +101,14 @@ TITLES = {
     "gemini.generationConfig": "Gemini: `generationConfig`",
 }
 
-SETS = {
-    "chat": (chat_completions.OBEYED, chat_completions.NOTED),
-    "responses": (responses.OBEYED, responses.NOTED),
-    "messages": (messages.OBEYED, messages.NOTED),
-    "gemini": (gemini.OBEYED, gemini.NOTED),
-    "gemini.generationConfig": (gemini.CONFIG_OBEYED, gemini.CONFIG_NOTED),
+FORMS = {
+    "chat": ChatForm,
+    "responses": ResponsesForm,
+    "messages": MessagesForm,
+    "gemini": GeminiForm,
+    "gemini.generationConfig": ConfigForm,
 }
+SETS = {name: (names_in(form), form.NOTED) for name, form in FORMS.items()}
 """Fields that are obeyed and that are noted, by dialect."""
 
 TAIL = """## Headers and paths

@@ -5,8 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from threading import Lock
 
-from sparring.cluster.rank import Rank, RankFailure
-from sparring.store.codec import decode
+from sparring.cluster.rank import Rank
 
 LOADING = Lock()
 """Lock of a loading model, because transformers' loading is for one thread."""
@@ -19,12 +18,9 @@ class RankThread:
     def __init__(self) -> None:
         self._rank = Rank()
 
-    def call(self, method: str, data: bytes) -> bytes:
+    def call(self, method: str, data: bytes) -> tuple[bytes, bytes]:
         with LOADING if method == "load" else nullcontext():
-            failure, answer = self._rank.call(method, data)
-        if failure:
-            raise decode(failure, RankFailure).error()
-        return answer
+            return self._rank.call(method, data)
 
     def kill(self) -> None:
         """Do nothing: a thread cannot be killed."""

@@ -223,11 +223,11 @@ class boundary:
 
     def __exit__(self, kind: object, cause: BaseException | None, trace: object) -> None:
         if isinstance(cause, (Exception, SystemExit)) and not isinstance(cause, SparringError):
-            where, expected, do = self._text
-            got = f"{type(cause).__name__}: {cause}{_place(cause)}"
+            where, expected, remedy = self._text
+            problem = f"{type(cause).__name__}: {cause}{_place(cause)}"
             if expected and isinstance(cause, Exception) and _is_short_of_memory(cause):
-                expected, do = "memory for it", "free some, or use a machine with more"
-            message = f"{where}: expected {expected}, got {got}; {do}" if expected else f"{where}: {got}"
+                expected, remedy = "memory for it", "free some, or use a machine with more"
+            message = f"{where}: expected {expected}, got {problem}; {remedy}" if expected else f"{where}: {problem}"
             raise (BadInput(message, where) if self._error is BadInput else self._error(message)) from cause
 
 
@@ -250,9 +250,8 @@ class naming_memory:
         error = cause
         while error is not None:
             if isinstance(error, Exception) and _is_short_of_memory(error):
-                got = f"{type(cause).__name__}: {cause}"
-                problem = f"memory ran out: {got}; before it began, the run was told: {self._warning}"
-                raise InfraError(problem) from cause
+                problem = f"memory ran out: {type(cause).__name__}: {cause}"
+                raise InfraError(f"{problem}; before it began, the run was told: {self._warning}") from cause
             error = error.__cause__ or error.__context__
 
 

@@ -127,7 +127,6 @@ class StartedOver:
     Attributes:
         id: id of the next attempt.
         number: number of the next attempt.
-        reason: reason why the attempt could not be rebuilt.
     """
 
     kind: ClassVar[LogKind] = "restarted"

@@ -42,11 +42,8 @@ class ServesWeights(Protocol):
     """Server of published weights: an `Engine`, or a wrapper that retries its updates."""
 
     async def pull(self, ref: WeightRef) -> None:
-        """Load and serve published weights.
-
-        Raises:
-            WeightsError: they could not be fetched or verified; the old weights are still served.
-        """
+        """Load and serve published weights. Raises WeightsError if they could not be fetched or verified; the old
+        weights are still served."""
 
 
 AfterStep = Callable[[StepResult, Batch, Mapping[str, float]], Awaitable[None]]

@@ -17,13 +17,13 @@ def scratch(inside: Path | None = None, name: str = "scratch") -> Iterator[Path]
     """Make a folder `.NAME-*` in `inside` (None: the temporary folder, for commands without a run), locked while
     this process lives, and remove it at the end. Those of killed processes are removed first."""
     inside = inside or Path(tempfile.gettempdir())
-    for left in inside.iterdir():
-        if re.fullmatch(re.escape(f".{name}-") + r"[a-z0-9_]{8}", left.name):
+    for folder in inside.iterdir():
+        if re.fullmatch(re.escape(f".{name}-") + r"[a-z0-9_]{8}", folder.name):
             with suppress(OSError):  # its process lives, it is another user's, or it was removed meanwhile
-                lock = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(left, ignore_errors=True)
+                    shutil.rmtree(folder, ignore_errors=True)
                 finally:
                     os.close(lock)
     while True:

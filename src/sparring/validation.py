@@ -108,11 +108,8 @@ def convert(data: Any, kind: Any) -> Any:
 
 def number(what: str, value: object) -> float:
     """Convert a real number to a Python float: an int, a bool, a float, a Fraction, a Decimal, or a scalar of an array
-    library (`numpy.float32`, an array or tensor of shape ()). It may be NaN or infinite.
-
-    Raises:
-        ValueError: the value is anything else, or too large; the message names it by `what`.
-    """
+    library (`numpy.float32`, an array or tensor of shape ()). It may be NaN or infinite. Raises ValueError if the value
+    is anything else, or too large; the message names it by `what`."""
     if type(value) is float:
         return value
     plain = plain_scalar(value)
@@ -212,7 +209,6 @@ def _has_shape(kind: declared.Type, data: Any) -> bool:
 
 
 def _inner(kind: declared.Type, data: Any, keys: tuple[Key, ...]) -> Any:
-    """Build a value whose outermost layer has the declared kind."""
     match kind:
         case declared.IntType() | declared.FloatType():
             return _number(kind, data, keys)
@@ -236,10 +232,14 @@ def _inner(kind: declared.Type, data: Any, keys: tuple[Key, ...]) -> Any:
 _COLLECTIONS = {declared.VarTupleType: tuple, declared.SetType: set, declared.FrozenSetType: frozenset}
 
 
-def _number(kind: declared.Type, data: int | float, keys: tuple[Key, ...]) -> int | float:
+def _number(kind: declared.IntType | declared.FloatType, data: int | float, keys: tuple[Key, ...]) -> int | float:
     wide = isinstance(data, int) and not -(1 << 63) <= data < 1 << 63
     if wide or not math.isfinite(data):
         raise InvalidValue(keys, "a finite number of at most 64 bits", str(data), "write one")
+    least, most = kind.ge, kind.le
+    if (least is not None and data < least) or (most is not None and data > most):
+        most_words = f"at most {most}" if least is None else f"from {least} to {most}"
+        raise InvalidValue(keys, f"at least {least}" if most is None else most_words, str(data), "write such a number")
     return float(data) if isinstance(kind, declared.FloatType) else data
 
 
@@ -292,7 +292,6 @@ def _fields(kind: Any, beside: set[str], data: Mapping[str, Any], keys: tuple[Ke
 def _chosen(
     options: Sequence[declared.StructType], data: Mapping[str, Any], keys: tuple[Key, ...]
 ) -> declared.StructType:
-    """Pick the struct that the tag in `data` names."""
     field = str(options[0].tag_field)
     tags = declared.LiteralType(tuple(option.tag for option in options))
     if field not in data:

@@ -239,14 +239,14 @@ def test_a_box_answers_on_its_own_event_loop() -> None:
 
         spec = BoxSpec()
 
-        async def read(self, path: str, most_bytes: int) -> bytes:
+        async def read(self, path: str) -> bytes:
             return str(id(asyncio.get_running_loop())).encode()
 
         async def fresh(self) -> LoopBox:
             return LoopBox()
 
     async def main() -> None:
-        box = BoxAtHome(LoopBox())  # type: ignore[arg-type]
+        box = BoxAtHome(LoopBox())
 
         async def read() -> list[bytes]:
             return [await box.read("a"), await (await box.fresh()).read("b"), str(box.spec).encode()]

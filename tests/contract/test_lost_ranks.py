@@ -48,13 +48,13 @@ class FatedRank(RankThread):
         super().__init__()
         self._fates = fates
 
-    def call(self, method: str, data: bytes) -> bytes:
+    def call(self, method: str, data: bytes) -> tuple[bytes, bytes]:
         fate = self._fates.pop(0)[0] if self._fates and self._fates[0][1] == method else ""
         if fate == FAILS:
             raise TrainerError(f"trainer: {method}: MemoryError")
         if fate == ALONE:
             raise RankEnded("the other ranks waited for this one") from TrainerError(f"trainer: {method}: no such file")
-        answer = b"" if fate == LOST else super().call(method, data)
+        answer = (b"", b"") if fate == LOST else super().call(method, data)
         if fate:
             raise RankEnded(f"{fate}: {method}")
         return answer
@@ -126,7 +126,7 @@ class StrangeRank(RankThread):
         super().__init__()
         self._folder = folder
 
-    def call(self, method: str, data: bytes) -> bytes:
+    def call(self, method: str, data: bytes) -> tuple[bytes, bytes]:
         if method == "join":
             plan = pickle.loads(data)
             data = pickle.dumps(replace(plan, parts=replace(plan.parts, path=str(self._folder))))

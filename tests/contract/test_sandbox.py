@@ -6,23 +6,15 @@ import asyncio
 from typing import Any
 
 import pytest
-from sandboxes import Bench
+from sandboxes import SPEC, Bench, in_box
 
 from sparring.errors import SandboxError, SpoiltFile
 from sparring.protocols import Boxes
 from sparring.types import BoxSpec
 
-SPEC = BoxSpec(timeout_s=20.0)
-
 
 def python(bench: Bench, code: str, spec: BoxSpec = SPEC) -> Any:
-    async def work(boxes: Boxes) -> Any:
-        box = await boxes.take(spec)
-        result = await box.python(code)
-        await box.close()
-        return result
-
-    return bench(work)
+    return in_box(bench, lambda box: box.python(code), spec)
 
 
 def test_python_prints(bench: Bench) -> None:
@@ -83,27 +75,23 @@ def test_atexit_and_threads_finish(bench: Bench) -> None:
 
 
 def test_unicode_both_ways(bench: Bench) -> None:
-    async def work(boxes: Boxes) -> Any:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> Any:
         results = await box.python("print('žluťoučký 🐎')"), await box.exec(["cat"], stdin="ďábelské ódy 🎉\n")
         raw = await box.python("import sys; sys.stdout.buffer.write(b'a\\xffb')")
-        await box.close()
         return [result.stdout for result in (*results, raw)]
 
-    assert bench(work) == ["žluťoučký 🐎\n", "ďábelské ódy 🎉\n", "a\ufffdb"]
+    assert in_box(bench, work) == ["žluťoučký 🐎\n", "ďábelské ódy 🎉\n", "a\ufffdb"]
 
 
 def test_exec_runs_programs_with_stdin_and_status(bench: Bench) -> None:
-    async def work(boxes: Boxes) -> Any:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> Any:
         shell = await box.exec(["sh", "-c", "wc -c; echo oops >&2; exit 7"], stdin="x" * 300_000)
         missing = await box.exec(["no-such-program"])
         refused = await box.exec(["/usr"])
         empty = await box.exec([])
-        await box.close()
         return shell, missing, refused, empty
 
-    shell, missing, refused, empty = bench(work)
+    shell, missing, refused, empty = in_box(bench, work)
     assert (shell.exit_code, shell.stdout.strip(), shell.stderr) == (7, "300000", "oops\n")
     assert (missing.exit_code, missing.stderr) == (127, "no-such-program: No such file or directory\n")
     assert (refused.exit_code, refused.stderr) == (126, "/usr: Permission denied\n")
@@ -111,12 +99,11 @@ def test_exec_runs_programs_with_stdin_and_status(bench: Bench) -> None:
 
 
 def test_stdin_that_nobody_reads_does_not_block(bench: Bench) -> None:
-    async def work(boxes: Boxes) -> Any:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> Any:
         result = await box.exec(["true"], stdin="x" * 1_000_000)
         return result, await box.python("input()")
 
-    unread, empty = bench(work)
+    unread, empty = in_box(bench, work)
     assert unread.exit_code == 0
     assert empty.stderr.endswith("EOFError: EOF when reading a line\n")
 
@@ -137,40 +124,36 @@ def test_files_live_as_long_as_their_box(bench: Bench) -> None:
 def test_read_and_write_bytes(bench: Bench) -> None:
     data = bytes(range(256)) * 1000
 
-    async def work(boxes: Boxes) -> Any:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> Any:
         await box.write("a/b/c.bin", data)
         size = await box.python("import os; print(os.path.getsize('/box/a/b/c.bin'))")
         back = await box.read("a/b/c.bin"), await box.read("/box/a/b/c.bin")
         return size.stdout, back
 
-    assert bench(work) == (f"{len(data)}\n", (data, data))
+    assert in_box(bench, work) == (f"{len(data)}\n", (data, data))
 
 
 def test_a_folder_is_listed_with_what_each_name_is(bench: Bench) -> None:
-    async def work(boxes: Boxes) -> Any:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> Any:
         await box.write("a/b", b"")
         await box.python("import os; os.symlink('a', 'c'); os.mkfifo('d')")
         return await box.entries(), await box.entries("/box/a")
 
-    assert bench(work) == ({"a": "folder", "c": "link", "d": "other"}, {"b": "file"})
+    assert in_box(bench, work) == ({"a": "folder", "c": "link", "d": "other"}, {"b": "file"})
 
 
 def test_a_file_of_more_bytes_than_are_asked_for_is_refused(bench: Bench) -> None:
-    async def work(boxes: Boxes) -> None:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> None:
         await box.write("a", b"12345")
         assert await box.read("a", 5) == b"12345"
         with pytest.raises(OSError, match="more than 4 bytes"):
             await box.read("a", 4)
 
-    bench(work)
+    in_box(bench, work)
 
 
 def test_read_and_write_raise_what_the_file_system_says(bench: Bench) -> None:
-    async def work(boxes: Boxes) -> None:
-        box = await boxes.take(BoxSpec(timeout_s=20.0, disk_bytes=1 << 20))
+    async def work(box: Any) -> None:
         with pytest.raises(FileNotFoundError):
             await box.read("missing")
         with pytest.raises(IsADirectoryError):
@@ -181,12 +164,11 @@ def test_read_and_write_raise_what_the_file_system_says(bench: Bench) -> None:
             await box.write("big", bytes(2 << 20))
         assert (await box.python("print('fine')")).stdout == "fine\n"
 
-    bench(work)
+    in_box(bench, work, BoxSpec(timeout_s=20.0, disk_bytes=1 << 20))
 
 
 def test_a_fresh_box_has_the_limits_of_its_own_and_nothing_else(bench: Bench) -> None:
-    async def work(boxes: Boxes) -> Any:
-        box = await boxes.take(BoxSpec(timeout_s=20.0, output_bytes=10))
+    async def work(box: Any) -> Any:
         await box.write("kept", b"here")
         fresh = await box.fresh()
         told = await fresh.python("import os; print(os.listdir('.'), 'x' * 100)")
@@ -199,7 +181,7 @@ def test_a_fresh_box_has_the_limits_of_its_own_and_nothing_else(bench: Bench) ->
             await box.converse("1", "1")
         return told, still
 
-    told, still = bench(work)
+    told, still = in_box(bench, work, BoxSpec(timeout_s=20.0, output_bytes=10))
     assert (told.stdout, told.truncated, still) == ("[] xx\n[94 bytes missing]\nxxxx\n", True, b"here")
 
 
@@ -225,24 +207,21 @@ TALKS = "import os\nsay = lambda text: os.write(201, text)\nheard = lambda: os.r
 def test_two_programs_converse(bench: Bench, asks: str, answers: str, said: str) -> None:
     """Each in a box of its own; the second ends with the first, and what it has said is not lost."""
 
-    async def work(boxes: Boxes) -> Any:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> Any:
         result = await box.converse(TALKS + asks, TALKS + answers)
-        await box.close()
         return result
 
-    result = bench(work)
+    result = in_box(bench, work)
     assert (result.stdout, result.exit_code, result.stderr) == (said, 0, "")
 
 
 def test_a_conversation_has_a_time_limit(bench: Bench) -> None:
-    async def work(boxes: Boxes) -> Any:
-        box = await boxes.take(BoxSpec(timeout_s=0.3))
+    async def work(box: Any) -> Any:
         silent = await box.converse(TALKS + "print(heard())", "while True: pass")
         endless = await box.converse("while True: pass", "1")
         return silent, endless, await box.python("print(1)", timeout_s=20.0)
 
-    silent, endless, after = bench(work)
+    silent, endless, after = in_box(bench, work, BoxSpec(timeout_s=0.3))
     assert (silent.stdout, silent.timed_out) == ("b''\n", False), "the other's time was over first"
     assert (endless.timed_out, after.stdout) == (True, "1\n")
 
@@ -250,12 +229,11 @@ def test_a_conversation_has_a_time_limit(bench: Bench) -> None:
 def test_many_conversations_at_once(bench: Bench) -> None:
     """More than there are places: two that wait for each other take one."""
 
-    async def work(boxes: Boxes) -> list[str]:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> list[str]:
         asked = (box.converse(TALKS + f"say(b'{n}'); print(heard())", TALKS + "say(heard() * 2)") for n in range(24))
         return [result.stdout for result in await asyncio.gather(*asked)]
 
-    assert bench(work) == [f"b'{n}{n}'\n" for n in range(24)]
+    assert in_box(bench, work) == [f"b'{n}{n}'\n" for n in range(24)]
 
 
 def test_two_boxes_at_once_answer_their_own_callers(bench: Bench) -> None:
@@ -278,11 +256,10 @@ def test_a_broken_time_limit_is_an_observation(bench: Bench) -> None:
 
 
 def test_the_argument_overrides_the_spec_s_time_limit(bench: Bench) -> None:
-    async def work(boxes: Boxes) -> Any:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> Any:
         return await box.exec(["sleep", "3600"], timeout_s=0.2), await box.python("while True: pass", timeout_s=0.2)
 
-    assert [result.timed_out for result in bench(work)] == [True, True]
+    assert [result.timed_out for result in in_box(bench, work)] == [True, True]
 
 
 def test_of_output_beyond_the_limit_head_and_tail_are_kept_without_blocking(bench: Bench) -> None:
@@ -304,8 +281,7 @@ def test_the_same_code_prints_the_same(bench: Bench) -> None:
 
 
 def test_a_fork_has_the_files_of_the_snapshot(bench: Bench) -> None:
-    async def work(boxes: Boxes) -> list[bytes]:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> list[bytes]:
         await box.write("file", b"one")
         kept = await box.snapshot()
         await box.write("file", b"two")
@@ -318,12 +294,11 @@ def test_a_fork_has_the_files_of_the_snapshot(bench: Bench) -> None:
         await again.close()
         return found
 
-    assert bench(work) == [b"three", b"one"]
+    assert in_box(bench, work) == [b"three", b"one"]
 
 
 def test_only_named_files_come_into_a_verifier(bench: Bench) -> None:
-    async def work(boxes: Boxes) -> Any:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> Any:
         await box.write("prepared", b"as it was")
         kept = await box.snapshot()
         assert (kept.folder, kept.environment, kept.processes) == ("/box", None, ())
@@ -336,19 +311,17 @@ def test_only_named_files_come_into_a_verifier(bench: Bench) -> None:
             with pytest.raises(SpoiltFile):
                 await box.verifier([path], most_bytes)
         await verifier.close()
-        await box.close()
         return found
 
-    assert bench(work) == ({"answer": "file", "prepared": "file"}, b"as it was", b"42\n")
+    assert in_box(bench, work) == ({"answer": "file", "prepared": "file"}, b"as it was", b"42\n")
 
 
 def test_a_closed_box_has_no_snapshot_and_no_verifier(bench: Bench) -> None:
-    async def work(boxes: Boxes) -> None:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> None:
         await box.close()
         with pytest.raises(SandboxError):
             await box.snapshot()
         with pytest.raises(SandboxError):
             await box.verifier(["answer"])
 
-    bench(work)
+    in_box(bench, work)

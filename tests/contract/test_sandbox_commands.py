@@ -4,34 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from refusals import refused_at
-from sandboxes import Bench
+from sandboxes import Bench, in_box
 
 from sparring.errors import BadInput, PolicyFailure, SpoiltFile
 from sparring.protocols import Sandbox, Terminal
 from sparring.types import BoxSpec, TreeEntry
 
 MB = 1 << 20
-SPEC = BoxSpec(timeout_s=20.0, processes=32)
 SERVER = (
     "import socket\ns = socket.create_server(('127.0.0.1', {port}))\nprint('up', flush=True)\n"
     "while True:\n    c, _ = s.accept()\n    c.sendall(c.recv(100).upper())\n    c.close()"
 )
-
-
-def in_box(bench: Bench, work: Callable[[Sandbox], Awaitable[Any]], spec: BoxSpec = SPEC) -> Any:
-    async def taken(boxes: Any) -> Any:
-        box = await boxes.take(spec)
-        try:
-            return await work(box)
-        finally:
-            await box.close()
-
-    return bench(taken)
 
 
 async def said(process: Any, text: str) -> str:

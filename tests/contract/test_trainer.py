@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from common.tiny_adapters import tiny_adapter
 from rank_threads import RankThread
 
 from sparring.algo.config import AlgoConfig
@@ -32,7 +33,6 @@ from sparring.model.config import InitConfig, ModelConfig
 from sparring.model.create import create
 from sparring.protocols import Loss, Trainer, TrainPlan
 from sparring.store.codec import encode
-from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import tiny_model
 from sparring.train.checkpoint import MANIFEST, SHARD, SHARDS
 from sparring.train.config import TrainConfig
@@ -58,7 +58,7 @@ RAY: list[RayParts] = []
 
 def on_ray(parts: TrainerParts) -> Trainer:
     folder = Path(parts.path)
-    return RankTrainer(parts, RAY[0].ranks(folder, 1), 2, START_S, folder)
+    return RankTrainer(parts, RAY[0].ranks(1), 2, START_S, folder)
 
 
 def in_shards(make: Make) -> Make:
@@ -321,7 +321,7 @@ def test_two_trainers_on_ray_do_not_take_each_others_rows(qwen3: Path) -> None:
         )
         return [list(each) for each in found]
 
-    first, second = (RankTrainer(parts, RAY[0].ranks(qwen3, 1), 1, START_S, qwen3) for _ in range(2))
+    first, second = (RankTrainer(parts, RAY[0].ranks(1), 1, START_S, qwen3) for _ in range(2))
     together = use(first, lambda trainer: values(trainer, second))
     asyncio.run(second.close())
     assert together == use(parts.trainer(), values)

@@ -7,6 +7,7 @@ from itertools import chain
 
 import pytest
 import torch
+from common.tiny_adapters import tiny_adapter
 from tables import with_settings
 
 from sparring.engine.config import EngineConfig
@@ -22,7 +23,6 @@ from sparring.model.peft import read
 from sparring.model.steps.device import DeviceStep
 from sparring.model.steps.operations import OperationStep
 from sparring.model.steps.rows import Slots, StepRows
-from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 from sparring.weights.inline import publish
 

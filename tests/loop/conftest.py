@@ -83,10 +83,11 @@ def own_home(home: Path, tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def given(checkpoint: Path, tmp_path: Path) -> Path:
     """The tiny recipe on that checkpoint in place of a fresh model; its runs go to a folder beside it."""
-    return _on_checkpoint(checkpoint, tmp_path)
+    return on_checkpoint(checkpoint, tmp_path)
 
 
-def _on_checkpoint(checkpoint: Path, folder: Path) -> Path:
+def on_checkpoint(checkpoint: Path, folder: Path) -> Path:
+    """The tiny recipe on a checkpoint in place of a fresh model; its runs go to a folder beside it."""
     head, rest = TINY.read_text().split("[models.policy.init]")
     recipe = folder / "given.toml"
     text = f'{head}[models.policy]\npath = "{checkpoint}"\n\n[env]{rest.partition("[env]")[2]}'
@@ -101,7 +102,7 @@ def made_own(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     from sparring.cli.main import main
 
     def make(folder: Path) -> None:
-        recipe = _on_checkpoint(checkpoint, folder)
+        recipe = on_checkpoint(checkpoint, folder)
         assert main(["run", str(recipe), "--name", "own", "--set", 'run.stages=["rl", "eval"]']) == 0
 
     return once(tmp_path_factory, "own", make) / "runs/own"

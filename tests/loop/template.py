@@ -65,6 +65,7 @@ def main() -> int:
     import sparring.engine.native
     import sparring.launch.chat
     import sparring.launch.diff
+    import sparring.launch.gateway
     import sparring.launch.replay
     import sparring.launch.run
     import sparring.launch.serve

@@ -16,6 +16,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import with_settings
+from virtual import on_virtual_clock
 
 from sparring.errors import JudgeError, Outage, SandboxError, SparringError, StoreError
 from sparring.harness.chat import ChatHarness
@@ -242,15 +243,12 @@ def test_a_world_that_always_fails_trains_no_step_and_ends_the_run() -> None:
     assert run.window.released_steps == 0
 
 
-def test_a_dead_task_kills_the_run_at_once() -> None:
+@on_virtual_clock
+async def test_a_dead_task_kills_the_run_at_once() -> None:
     run = make_run(UnevenWorld(9, 1, StoreError), max_lag=3, max_concurrent_rollouts=100)
-
-    async def main() -> None:
-        with pytest.raises(StoreError, match="crash"):
-            await run.steps(1, 50)
-        assert len(asyncio.all_tasks()) == 1 and run.engine.held == {}
-
-    run_virtual(main())
+    with pytest.raises(StoreError, match="crash"):
+        await run.steps(1, 50)
+    assert len(asyncio.all_tasks()) == 1 and run.engine.held == {}
 
 
 def test_a_source_that_dies_kills_the_run() -> None:

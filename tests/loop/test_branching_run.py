@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import on_checkpoint
 from delegating_client import NUM_TURNS, worth
 from suite import short_of
 
@@ -34,6 +35,7 @@ SETTINGS = (
     "rl.steps=2",
     "observe.progress=off",
 )
+DISCOUNT, POLICY, TARGET = 0.99, 0.9, 1.0
 LEAD, FIRST, SECOND, THIRD = (0, 3, 5), (1, 4), (2,), (6,)
 BRANCHES = (LEAD, FIRST, SECOND, THIRD)
 FOLLOWING = {0: 3, 3: 5, 1: 4, 4: 5, 2: 5, 5: None, 6: None}
@@ -100,6 +102,15 @@ def trained(recipe: Path, *settings: str) -> Trained:
             return Trained(watched, list(context.store.groups(stage="rl")), metrics)
 
     return asyncio.run(scenario())
+
+
+@pytest.fixture(scope="module")
+def credited(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """A run whose advantages a critic gives."""
+    rule = f'{{name="gae", discount={DISCOUNT}, lambda_policy={POLICY}, lambda_value={TARGET}, whiten=false}}'
+    critic = ("rl.critic.train.learning_rate=0.01", "rl.critic.clip=0")
+    recipe = on_checkpoint(checkpoint, tmp_path_factory.mktemp("credited"))
+    return trained(recipe, f"algo.credit={rule}", "algo.zero_variance_filter=false", *critic)
 
 
 def trajectories(groups: Sequence[Group]) -> Iterator[tuple[Trajectory, float]]:
@@ -173,9 +184,8 @@ def generalised(
     return advantages
 
 
-def test_a_trajectory_is_recorded_as_its_agents_asked(given: Path) -> None:
-    run = trained(given, "rl.steps=1")
-    recorded = list(trajectories(run.groups))
+def test_a_trajectory_is_recorded_as_its_agents_asked(credited: Trained) -> None:
+    recorded = list(trajectories(credited.groups))
     assert recorded
     for trajectory, reward in recorded:
         turns = trajectory.turns
@@ -201,13 +211,9 @@ def test_a_trajectory_is_recorded_as_its_agents_asked(given: Path) -> None:
         assert told[5].quotes == (places[2], places[4])
 
 
-def test_advantages_follow_branches_and_links(given: Path) -> None:
+def test_advantages_follow_branches_and_links(credited: Trained) -> None:
     """Of every token, compared with the sum that defines it; the critic's targets likewise."""
-    discount, policy, target = 0.99, 0.9, 1.0
-    rule = f'{{name="gae", discount={discount}, lambda_policy={policy}, lambda_value={target}, whiten=false}}'
-    critic = ("rl.critic.train.learning_rate=0.01", "rl.critic.clip=0")
-    run = trained(given, f"algo.credit={rule}", "algo.zero_variance_filter=false", *critic)
-    by_the_clock, seen = 0.0, set()
+    run, by_the_clock, seen = credited, 0.0, set()
     for (batch, _), (taught, _) in zip(run.watched.batches["policy"], run.watched.batches["critic"], strict=True):
         targets = {row.id: row.annotations["return"] for row in taught.rows}
         for trajectory, reward in trajectories(run.groups_of(batch)):
@@ -216,15 +222,15 @@ def test_advantages_follow_branches_and_links(given: Path) -> None:
             seen |= {value for of_turn in values.values() for value in of_turn}
             per_turn = [worth(turn.message.content) for turn in trajectory.turns if turn.message]
             own = {n: [*[0.0] * (len(of_turn) - 1), per_turn[n]] for n, of_turn in values.items()}
-            rewards = earned(own, reward - sum(per_turn), discount)
-            advantages = generalised(values, rewards, discount, policy)
-            returns = generalised(values, rewards, discount, target)
+            rewards = earned(own, reward - sum(per_turn), DISCOUNT)
+            advantages = generalised(values, rewards, DISCOUNT, POLICY)
+            returns = generalised(values, rewards, DISCOUNT, TARGET)
             for number, of_turn in where.items():
                 given_here = [row.advantages[at] for row, at in of_turn if row.advantages]
                 assert given_here == pytest.approx(advantages[number], abs=1e-9)
                 expected = [a + v for a, v in zip(returns[number], values[number], strict=True)]
                 assert [targets[row.id][at] for row, at in of_turn] == pytest.approx(expected, abs=1e-6)
-            clock = generalised(values, own, discount, policy, CLOCK)
+            clock = generalised(values, own, DISCOUNT, POLICY, CLOCK)
             by_the_clock = max(by_the_clock, abs(advantages[1][-1] - clock[1][-1]))
     assert len(seen) > 100, "the critic has learned to tell tokens apart"
     assert by_the_clock > 0.01, "in the order of requests they would be others"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections import Counter
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import WORLD
+from virtual import on_event_loop
 
 from sparring.cli.main import main
 from sparring.errors import BadInput
@@ -121,23 +121,20 @@ def test_a_config_of_several_environments_is_dumped_and_read_again(several: Path
     assert load(tmp_path / "again.toml") == config
 
 
-def test_a_run_of_several_environments(several: Path) -> None:
+@on_event_loop
+async def test_a_run_of_several_environments(several: Path) -> None:
     from sparring.launch.run import opened, run_recipe
 
     settings = ["rl.groups_per_step=4", "rl.steps=4", "run.stages=['rl', 'eval']", "eval.every=2", "eval.every_tasks=4"]
     folder = run_recipe(load(several, [*settings, "eval.no_tool_tasks=0"]))
     summary = json.loads((folder / "summary.json").read_text())
     assert summary
-
-    async def record() -> None:
-        async with opened(resolve(load(folder / "config.toml"))) as context:
-            groups = list(context.store.groups(stage="rl"))
-            assert Counter(group.task.env for group in groups) == {"sums": 12, "chance": 4}
-            assert {len(t.segments) > 0 for g in groups for r in g.rollouts for t in r.trajectories} == {True}
-            assert {g.task.limits.max_turns for g in groups if g.task.env == "chance"} == {1}
-            told = [values for _, values in context.store.metrics("rl")]
-            assert all({"rollout/sums/share", "rollout/chance/reward"} <= values.keys() for values in told)
-            rewards = {score.reward for group in groups if group.task.env == "sums" for score in group.scores}
-            assert max(reward for reward in rewards if reward is not None) > 0.6  # doubled: alone at most 0.6
-
-    asyncio.run(record())
+    async with opened(resolve(load(folder / "config.toml"))) as context:
+        groups = list(context.store.groups(stage="rl"))
+        assert Counter(group.task.env for group in groups) == {"sums": 12, "chance": 4}
+        assert {len(t.segments) > 0 for g in groups for r in g.rollouts for t in r.trajectories} == {True}
+        assert {g.task.limits.max_turns for g in groups if g.task.env == "chance"} == {1}
+        told = [values for _, values in context.store.metrics("rl")]
+        assert all({"rollout/sums/share", "rollout/chance/reward"} <= values.keys() for values in told)
+        rewards = {score.reward for group in groups if group.task.env == "sums" for score in group.scores}
+        assert max(reward for reward in rewards if reward is not None) > 0.6  # doubled: alone at most 0.6

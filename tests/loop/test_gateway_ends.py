@@ -7,13 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
-from asyncio.subprocess import Process
 from collections import Counter
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
 import pytest
+from forked import Forked
 
 from sparring.gateway.handover import behind_gateway
 from sparring.gateway.server import gateway_here, open_door
@@ -41,25 +41,24 @@ asyncio.run(main())
 RENDERER = toy_renderer()
 
 
-async def begun(folder: Path) -> tuple[Process, str]:
+async def begun(folder: Path) -> tuple[Forked, str]:
     """Start a gateway; return it and where it answers."""
-    words = (sys.executable, "-m", "sparring.cli.main", "gateway", str(folder), "--port", "0")
-    process = await asyncio.create_subprocess_exec(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = Forked(("gateway", folder, "--port", "0"), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     line = await said(process)
     assert line.startswith(f"gateway of {folder} on http://127.0.0.1:"), line
     return process, line.rpartition(" ")[2]
 
 
-async def said(process: Process) -> str:
+async def said(process: Forked) -> str:
     """Return the next line of a gateway."""
     assert process.stdout is not None
-    return (await process.stdout.readline()).decode().rstrip("\n")
+    return (await asyncio.to_thread(process.stdout.readline)).rstrip("\n")
 
 
-async def ended(process: Process) -> tuple[int | None, str, str]:
+async def ended(process: Forked) -> tuple[int | None, str, str]:
     """Return the exit status, and what a gateway had still to say."""
-    out, error = await process.communicate()
-    return process.returncode, out.decode(), error.decode()
+    out, error = await asyncio.to_thread(process.communicate)
+    return process.returncode, out, error
 
 
 class Reports(list[str]):
@@ -100,17 +99,8 @@ def test_a_gateway_whose_address_is_taken_leaves_the_one_that_has_it(tmp_path: P
         reports = Reports()
         async with behind_gateway(tmp_path, ADDRESS, reports):
             first, url = await begun(tmp_path)
-            words = (
-                sys.executable,
-                "-m",
-                "sparring.cli.main",
-                "gateway",
-                str(tmp_path),
-                "--port",
-                url.rpartition(":")[2],
-            )
-            second = await asyncio.create_subprocess_exec(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-            refused = await ended(second)
+            words = ("gateway", tmp_path, "--port", url.rpartition(":")[2])
+            refused = await ended(Forked(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
             async with httpx.AsyncClient() as client:
                 assert (await client.get(f"{url}/health")).status_code == 200
             told = reports[1:]
@@ -181,7 +171,7 @@ def test_a_rollout_waits_for_the_gateway_of_its_run(tmp_path: Path) -> None:
                 seen.append(opened.is_set())
                 opened.clear()
                 process.kill()
-                await process.wait()
+                await ended(process)
                 while gateway_here().there.is_set():
                     await asyncio.sleep(0.01)
         return seen
@@ -199,7 +189,7 @@ def test_a_run_says_that_its_gateway_has_ended(tmp_path: Path) -> None:
             await reports.until("the gateway has ended; programs wait for the next one")
             process, _ = await begun(tmp_path)
             process.kill()
-            await process.wait()
+            await ended(process)
             await reports.until("the gateway has ended; programs wait for the next one")
             return reports[1:], status
 
@@ -217,7 +207,7 @@ class Run:
     async def __aenter__(self) -> Run:
         words = (sys.executable, "-c", RUN, str(self._folder))
         self.process = await asyncio.create_subprocess_exec(*words, stdout=subprocess.PIPE)
-        assert await said(self.process) == "begun"
+        assert self.process.stdout is not None and await self.process.stdout.readline() == b"begun\n"
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -268,7 +258,7 @@ def test_what_a_killed_run_had_not_taken_is_answered_by_the_gateway(tmp_path: Pa
             with requested(url) as again:
                 statuses.append(await asyncio.to_thread(answered, again))
         gateway.kill()
-        await gateway.communicate()
+        await ended(gateway)
         return statuses
 
     assert asyncio.run(main()) == ["200", *["503"] * 20, "", "503", "200"]
@@ -308,7 +298,7 @@ def test_clients_that_send_again_are_answered_however_often_the_run_is_killed(tm
                     back.clear()
             await asyncio.gather(*asking)
         gateway.kill()
-        await gateway.communicate()
+        await ended(gateway)
 
     back = asyncio.Event()
     asyncio.run(main())
@@ -332,7 +322,7 @@ def test_two_thousand_connections_are_the_runs_own(tmp_path: Path) -> None:
                 statuses.append([(await reader.readuntil(b"{}"))[9:12] for reader, _ in connections])
                 if gateway.returncode is None:
                     gateway.kill()
-                    await gateway.communicate()
+                    await ended(gateway)
             for _, writer in connections:
                 writer.close()
         return statuses

@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+from forked import Forked
 
 from sparring.gateway.handover import behind_gateway
 from sparring.gateway.run_socket import SOCKET
@@ -73,12 +74,9 @@ class Process:
         self.up = asyncio.Event()
 
     async def start(self) -> None:
-        words = ("gateway", str(self.folder), "--port", str(self.port))
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "sparring.cli.main", *words), stdout=subprocess.PIPE
-        )
+        self._process = Forked(("gateway", self.folder, "--port", self.port), stdout=subprocess.PIPE)
         assert self._process.stdout is not None
-        line = (await self._process.stdout.readline()).decode()
+        line = await asyncio.to_thread(self._process.stdout.readline)
         assert line.startswith(f"gateway of {self.folder} on http://127.0.0.1:"), line
         self.port = int(line.rpartition(":")[2])
         self.up.set()
@@ -86,7 +84,7 @@ class Process:
     async def kill(self) -> None:
         self.up.clear()
         self._process.kill()
-        await self._process.wait()
+        await asyncio.to_thread(self._process.wait)
         self.kills += 1
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparring.cli.main import main
-from sparring.launch.begun import claim
+from sparring.launch.resume import claim
 from sparring.launch.run import opened
 from sparring.recipe.load import load, load_recorded
 from sparring.recipe.run_config import resolve
@@ -21,7 +21,7 @@ def test_a_run_keeps_what_its_machine_chose(given: Path, capsys: pytest.CaptureF
 
     async def budget() -> tuple[int, str]:
         async with opened(config) as context:
-            claim(context, {})
+            claim(context)
             return context.config.train.token_budget, str(context.store.get(CHOSEN))
 
     chosen, why = asyncio.run(budget())

@@ -96,7 +96,7 @@ def test_what_would_change_bits_is_refused(
 
 
 def test_patience_with_an_update_and_addresses_may_change_on_vllm(given: Path) -> None:
-    from sparring.launch.begun import compare
+    from sparring.launch.resume import compare
     from sparring.recipe.load import load
     from sparring.recipe.run_config import dump, resolve
 

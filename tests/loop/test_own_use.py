@@ -12,11 +12,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from virtual import on_event_loop
 
 from sparring.algo.loss.value import ValueLoss
 from sparring.batch.critic import value_rows
 from sparring.errors import BadInput
-from sparring.launch.begun import check_raised
+from sparring.launch.resume import check_raised
 from sparring.launch.run import opened
 from sparring.protocols import Loss
 from sparring.recipe.load import load
@@ -26,9 +27,8 @@ from sparring.stages import rl
 from sparring.stages.context import RunFiles, given_checkpoint
 from sparring.stages.models.learner import Learner
 from sparring.stages.models.uses import USES, trained_models
-from sparring.stages.preflight.memory import MemoryEstimate, shapes_of
+from sparring.stages.preflight.memory import RunMemory, checkpoint_bytes, shapes_of
 from sparring.stages.preflight.metric_names import names_of
-from sparring.stages.preflight.process_memory import RunMemory
 
 SETTINGS = (
     *("run.stages=['rl']", "observe.progress=off", "algo.preset=ppo", "rl.steps=2", "rl.train.save_every=1"),
@@ -91,9 +91,9 @@ def test_a_use_of_a_file_is_checked_and_counted(given: Path, probe: Probe) -> No
     assert "probe/*" in names_of(config, "rl")
     shapes = shapes_of(config, given_checkpoint(config))
     without = msgspec.structs.replace(config, rl=msgspec.structs.replace(config.rl, probe=None))
-    alone, beside = (MemoryEstimate.of(each, shapes) for each in (without, config))
+    alone, beside = (RunMemory.of(each, shapes).largest[0].each for each in (without, config))
     critic = shapes["policy (scalar)"]
-    assert beside.learner == 2 * alone.learner == 2 * critic.parameters
+    assert checkpoint_bytes(config, shapes) - checkpoint_bytes(without, shapes) == 12 * critic.parameters
     assert beside.optimiser - alone.optimiser == 8 * critic.parameters
     ranks = msgspec.structs.replace(config.cluster, kind="local", ranks=2)
     (processes,) = RunMemory.of(msgspec.structs.replace(config, cluster=ranks), shapes).stages
@@ -110,22 +110,20 @@ def test_a_use_of_a_file_is_checked_and_counted(given: Path, probe: Probe) -> No
         asyncio.run(checked(probed(given, model="judge", train={"schedule": "linear"})))
 
 
-def test_two_trained_models_beside_the_policy_go_on_from_a_checkpoint(given: Path, probe: Probe) -> None:
-    async def scenario() -> None:
-        async with opened(probed(given)) as context:
-            ended = []
-            for _ in range(2):
-                result = await rl.run(context)
-                await context.cluster.close()
-                files = (Path(result[name]) / "model.safetensors" for name in ("model", "critic", "probe"))
-                ended.append([hashlib.sha256(file.read_bytes()).hexdigest() for file in files])
-                steps = [step for step, _ in context.store.metrics("rl")]
-                shutil.rmtree(context.folder / "rl/checkpoints/step-000002")
-            assert ended[0] == ended[1] and len({*ended[0]}) == 3 and steps == [1, 2]
-            saved = context.folder / "rl/checkpoints/step-000001"
-            assert {"critic", "probe"} <= {path.name for path in saved.iterdir()}
-            [(_, metrics), _] = context.store.metrics("rl")
-            assert metrics["probe/tokens_trained"] == metrics["critic/tokens_trained"] > 0
-            assert metrics["optimiser_steps"] == 6, "two minibatches of each model"
-
-    asyncio.run(scenario())
+@on_event_loop
+async def test_two_trained_models_beside_the_policy_go_on_from_a_checkpoint(given: Path, probe: Probe) -> None:
+    async with opened(probed(given)) as context:
+        ended = []
+        for _ in range(2):
+            result = await rl.run(context)
+            await context.cluster.close()
+            files = (Path(result[name]) / "model.safetensors" for name in ("model", "critic", "probe"))
+            ended.append([hashlib.sha256(file.read_bytes()).hexdigest() for file in files])
+            steps = [step for step, _ in context.store.metrics("rl")]
+            shutil.rmtree(context.folder / "rl/checkpoints/step-000002")
+        assert ended[0] == ended[1] and len({*ended[0]}) == 3 and steps == [1, 2]
+        saved = context.folder / "rl/checkpoints/step-000001"
+        assert {"critic", "probe"} <= {path.name for path in saved.iterdir()}
+        [(_, metrics), _] = context.store.metrics("rl")
+        assert metrics["probe/tokens_trained"] == metrics["critic/tokens_trained"] > 0
+        assert metrics["optimiser_steps"] == 6, "two minibatches of each model"

@@ -21,7 +21,7 @@ from tensorboard.util.tensor_util import make_ndarray
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sparring.cli.main import main
-from sparring.launch.ending import STATUS
+from sparring.launch.interrupts import STATUS
 from sparring.recipe.load import load
 from sparring.stages.preflight.metric_names import names_of
 from sparring.store.sqlite import SqliteStore

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 
 import pytest
 from refusals import without_waits
+from virtual import on_event_loop
 
 from sparring.cli.main import main
 from sparring.errors import BadInput
@@ -119,15 +119,12 @@ def test_the_users_worker_plays_and_one_that_does_nothing_is_refused(
     assert told in (told_at.err if status else told_at.out)
 
 
-def test_a_rollout_in_which_a_worker_asked_for_nothing_may_not_count(given: Path) -> None:
+@on_event_loop
+async def test_a_rollout_in_which_a_worker_asked_for_nothing_may_not_count(given: Path) -> None:
     """No harness of ours lets it: here a chat stands in its place, which asks."""
-
-    async def main() -> None:
-        async with opened(resolve(load(given))) as context:
-            with pytest.raises(BadInput, match="expected no rollout of a worker that asks for nothing"):
-                await check_idle(context, first_tasks(context.config, context.factory)[0], Rehearsal())
-
-    asyncio.run(main())
+    async with opened(resolve(load(given))) as context:
+        with pytest.raises(BadInput, match="expected no rollout of a worker that asks for nothing"):
+            await check_idle(context, first_tasks(context.config, context.factory)[0], Rehearsal())
 
 
 def test_a_worker_for_a_run_without_workers_is_refused(given: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,7 +32,7 @@ RANKS = ("cluster.ranks=2", "cluster.rank_threads=1")
 
 def is_rank(command: bytes) -> bool:
     """Whether a process with this command is a rank."""
-    return command.startswith(b"ray::NodeRank")
+    return b"sparring.cluster.rank_process" in command.split(b"\0")
 
 
 def ranks() -> list[int]:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 
 import pytest
 from forked import finished
@@ -165,9 +166,9 @@ def test_a_server_that_dies_is_an_error_and_one_in_its_place_has_other_weights(r
     assert version == 4 and set(answer.versions.values) == {4}
 
 
-def test_wrong_arguments_end_with_status_2(checkpoint, served, refused_here, tmp_path):
-    with served(checkpoint) as (_, url):
-        assert "Address already in use" in refusal_of(checkpoint, "--port", url.rpartition(":")[2])
+def test_wrong_arguments_end_with_status_2(checkpoint, refused_here, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert "Address already in use" in refused_here(checkpoint, "--port", taken.getsockname()[1])
     assert "no such folder" in refused_here(tmp_path / "nothing")
     assert "got a folder without config.json" in refused_here(tmp_path)
     assert "a key of [engine]" in refused_here(checkpoint, "--set", "rl.steps=3")

@@ -29,7 +29,10 @@ REFUSED = [
         ["engine.kind=remote", "engine.urls=['http://127.0.0.1:1']"],
         "engine at http://127.0.0.1:1: expected a running `sparring serve`",
     ),
-    (["engine.kind=remote", "engine.urls=['http://[::1']"], "expected a running `sparring serve`, got InvalidURL"),
+    (
+        ["engine.kind=remote", "engine.urls=['http://[::1']"],
+        "expected a running `sparring serve`, got ValueError: Invalid IPv6 URL",
+    ),
     (
         ["engine.kind=remote", "engine.urls=['http://127.0.0.1:1']", "engine.kv.idle_bytes=9"],
         "engine.kv.idle_bytes: expected its default",

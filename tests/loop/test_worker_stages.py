@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 import sys
@@ -15,8 +14,10 @@ from typing import Any
 import pytest
 from chat_server import ChatServer, message
 from forked import Forked
+from virtual import on_event_loop
 
-from sparring.launch.run import answered_outside, opened
+from sparring.launch.run import opened
+from sparring.launch.run_server import answered_outside
 from sparring.recipe.load import load
 from sparring.recipe.run_config import resolve
 from sparring.stages.context import renderer_of
@@ -168,7 +169,8 @@ def agent(keys: Path, name: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_the_expert_answers_workers_and_sft_is_shown_what_rl_shows(
+@on_event_loop
+async def test_the_expert_answers_workers_and_sft_is_shown_what_rl_shows(
     given: Path, wait_for: Callable[[subprocess.Popen[str], str], None]
 ) -> None:
     """A worker dies with a demonstration, which is played again; the wait for another one is said. What sft imitates
@@ -200,26 +202,22 @@ def test_the_expert_answers_workers_and_sft_is_shown_what_rl_shows(
         rollouts = [rollout for group in store.groups(stage="rl") for rollout in group.rollouts]
         assert store.get("stage/sft")["rows"] == 4
     assert len(rollouts) == 6
+    config = resolve(load(given, [*each, "run.name=again"]))
+    async with opened(config) as context, answered_outside(config, context.folder, context.sink.event):
+        renderer, tools = renderer_of(context.config, context.input("sft")), context.factory.make().tools
+        with agent(context.folder / "keys.json", "plays") as playing:
+            shown = await demonstrations(context, renderer, 512)
+            playing.kill()
 
-    async def check_shown() -> None:
-        config = resolve(load(given, [*each, "run.name=again"]))
-        async with opened(config) as context, answered_outside(config, context.folder, context.sink.event):
-            renderer, tools = renderer_of(context.config, context.input("sft")), context.factory.make().tools
-            with agent(context.folder / "keys.json", "plays") as playing:
-                shown = await demonstrations(context, renderer, 512)
-                playing.kill()
+        def prompt(task: Task) -> tuple[int, ...]:
+            system = Message(role="system", content="You are an agent.")
+            return tuple(renderer.render((system, *task.messages), tools, generation=True).tokens)
 
-            def prompt(task: Task) -> tuple[int, ...]:
-                system = Message(role="system", content="You are an agent.")
-                return tuple(renderer.render((system, *task.messages), tools, generation=True).tokens)
-
-            source = context.factory.tasks("demonstration", config.run.seed)
-            for name, rendered in shown:
-                task = source.next()
-                assert task is not None and name == f"task {task.id}"
-                begun = prompt(task)
-                assert rendered.tokens[: len(begun)] == begun
-            for rollout in rollouts:
-                assert rollout.trajectories[0].segments[0].tokens == prompt(rollout.task)
-
-    asyncio.run(check_shown())
+        source = context.factory.tasks("demonstration", config.run.seed)
+        for name, rendered in shown:
+            task = source.next()
+            assert task is not None and name == f"task {task.id}"
+            begun = prompt(task)
+            assert rendered.tokens[: len(begun)] == begun
+        for rollout in rollouts:
+            assert rollout.trajectories[0].segments[0].tokens == prompt(rollout.task)

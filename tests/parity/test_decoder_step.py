@@ -4,6 +4,7 @@ from array import array
 
 import pytest
 import torch
+from common.tiny_adapters import tiny_adapter
 from suite import short_of
 
 from sparring.errors import BadInput
@@ -16,7 +17,6 @@ from sparring.model.steps.choose import step_of
 from sparring.model.steps.compiled import DecoderStep
 from sparring.model.steps.operations import OperationStep
 from sparring.model.steps.rows import Slots, StepRows
-from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 
 pytestmark = [pytest.mark.usefixtures("kernel_path"), pytest.mark.kernel_paths(*COMPILED)]

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from common.tiny_adapters import tiny_adapter
 from suite import short_of
 from tables import with_settings
 
@@ -18,7 +19,6 @@ from sparring.model.attention import Packed
 from sparring.model.head import token_quantities
 from sparring.model.load import load
 from sparring.model.peft import read
-from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 from sparring.weights.inline import publish
 

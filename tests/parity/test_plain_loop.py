@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from common.tiny_adapters import tiny_adapter
 from safetensors.torch import load_file
 from suite import short_of
 from torch import nn
@@ -36,7 +37,6 @@ from sparring.model.causal import CausalModel
 from sparring.model.config import InitConfig
 from sparring.model.create import create
 from sparring.model.load import load
-from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.train.config import TrainConfig
 from sparring.train.trainer import LocalTrainer
 from sparring.types import Group, Outcome, Rollout, Score, Segment, Task, Trajectory

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from common.tiny_adapters import tiny_adapter
 from suite import short_of
 from tables import with_settings
 from test_families import LENGTHS, error, library, packed, rows, typical_error
@@ -24,7 +25,6 @@ from sparring.model.head import score_tokens
 from sparring.model.load import load
 from sparring.model.peft import read
 from sparring.model.states import MixerCache, RecurrentStates, state_bytes
-from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 from sparring.weights.inline import publish
 

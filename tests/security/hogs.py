@@ -3,27 +3,32 @@ prints what it could open and waits, so that what it holds can be measured."""
 
 from __future__ import annotations
 
-SOCKETS = """
-import socket, time
+FILLING = """
+import fcntl, os, socket, struct, time
 held = []
-try:
-    while len(held) < PAIRS * 2:
-        held += socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        sender = held[-1]
-        sender.setblocking(False)
-        try:
-            sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 << 20)
-        except OSError as error:
-            print(type(error).__name__)
-        try:
-            while True: sender.send(b"x")
-        except OSError:
-            pass
-except OSError:
-    pass
+def attempt(call, *arguments):
+    try: call(*arguments)
+    except OSError as error: print(type(error).__name__)
+def fill(call, *arguments):
+    try:
+        while True: call(*arguments)
+    except OSError: pass
+def more():
+    {}
+attempt(lambda: [more() for number in range({})])
 print(len(held), flush=True)
 time.sleep(1)
 """
+"""Opens so many holders of bytes, and fills each until the kernel takes no more."""
+
+SOCKETS = FILLING.format(
+    """
+    held.extend(socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM))
+    held[-1].setblocking(False)
+    attempt(held[-1].setsockopt, socket.SOL_SOCKET, socket.SO_SNDBUF, 16 << 20)
+    fill(held[-1].send, b"x")""",
+    "PAIRS",
+)
 """Bytes in the buffers of socket pairs, each a buffer of the kernel's own (S2)."""
 
 SHARED = """
@@ -81,66 +86,28 @@ time.sleep(0.5)
 """
 """Memory of threads whose process's first thread has ended, so that its count of pages is 0 (S4)."""
 
-NETLINK = """
-import socket, struct, time
-held = []
-try:
-    while len(held) < 200:
-        held.append(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0))
-        held[-1].bind((0, 0))
-        held[-1].setblocking(False)
-        try:
-            for count in range(2000):
-                held[-1].send(struct.pack("IHHIIBxHiII", 32, 18, 0x301, count, 0, 0, 0, 0, 0, 0))
-        except OSError:
-            pass
-except OSError as error:
-    print(type(error).__name__)
-print(len(held), flush=True)
-time.sleep(1)
-"""
+NETLINK = FILLING.format(
+    """
+    held.append(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0))
+    held[-1].bind((0, 0))
+    held[-1].setblocking(False)
+    try:
+        for count in range(2000):
+            held[-1].send(struct.pack("IHHIIBxHiII", 32, 18, 0x301, count, 0, 0, 0, 0, 0, 0))
+    except OSError: pass""",
+    "200",
+)
 """Answers of the kernel in the queues of netlink sockets (N6)."""
 
-PIPES = """
-import fcntl, os, time
-held = []
-try:
-    while True:
-        held += os.pipe()
-        os.set_blocking(held[-1], False)
-        try:
-            fcntl.fcntl(held[-1], 1031, 1 << 20)
-        except OSError as error:
-            print(type(error).__name__)
-        try:
-            while True: os.write(held[-1], bytes(1 << 16))
-        except OSError:
-            pass
-except OSError:
-    pass
-print(len(held), flush=True)
-time.sleep(1)
-"""
+PIPES = FILLING.format(
+    """
+    held.extend(os.pipe())
+    os.set_blocking(held[-1], False)
+    attempt(fcntl.fcntl, held[-1], 1031, 1 << 20)
+    fill(os.write, held[-1], bytes(1 << 16))""",
+    "9999",
+)
 """Bytes in pipes that were made larger."""
-
-TCP = """
-import socket, time
-held = []
-listening = socket.create_server(("127.0.0.1", 9000))
-try:
-    while len(held) < 200:
-        held += socket.create_connection(("127.0.0.1", 9000)), listening.accept()[0]
-        held[-2].setblocking(False)
-        try:
-            while True: held[-2].send(bytes(1 << 16))
-        except OSError:
-            pass
-except OSError:
-    pass
-print(len(held), flush=True)
-time.sleep(1)
-"""
-"""Bytes in the buffers of connections to itself, where a box has a loopback interface."""
 
 SPIN = """
 import os, time
@@ -152,12 +119,3 @@ for number in range(14):
 time.sleep(60)
 """
 """Fourteen processes that never rest, each in a session of its own where it may begin one (S5)."""
-
-WORK = """
-import time
-began = time.perf_counter()
-total = 0
-for number in range(3_000_000): total += number
-print(time.perf_counter() - began)
-"""
-"""A third of a second of honest work, and how long it took."""

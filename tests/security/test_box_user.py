@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from image_files import SHELL, copy_programs, empty_image, readable, save_archive
+from boxed_program import descendants
+from image_files import SHELL, copy_programs, empty_image, open_folder, readable, save_archive
 
 from sparring.errors import BadInput
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
@@ -62,25 +61,14 @@ for pid in servers:
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[ImageStore]:
     """A store with an image of a shell."""
-    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
-    folder.chmod(0o755)
     layer = empty_image(tmp_path / "parts")
     copy_programs([*SHELL, "chown"], layer)
     readable(tmp_path / "parts")
     save_archive(layer, tmp_path / "image.tar")
-    store = ImageStore(folder / "images")
-    store.pull(tmp_path / "image.tar", "shell")
-    yield store
-    shutil.rmtree(folder)
-
-
-def descendants(pid: int) -> list[int]:
-    """Process ids of all children of a process and theirs."""
-    found = []
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, children.read_text().split()):
-            found += [child, *descendants(child)]
-    return found
+    with open_folder() as folder:
+        store = ImageStore(folder / "images")
+        store.pull(tmp_path / "image.tar", "shell")
+        yield store
 
 
 def test_no_other_user_reaches_boxes_or_layers(store: ImageStore) -> None:

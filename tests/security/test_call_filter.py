@@ -6,12 +6,13 @@ import asyncio
 import importlib.util
 import itertools
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from boxed_program import run_program
+from image_files import open_folder
 
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
@@ -76,14 +77,8 @@ def in_programs_box(argv: list[str], mounts: dict[str, str] | None = None) -> Ex
             "PYTHONPATH": "/opt/tests",
         }
 
-        async def served(listening: Any) -> None:
-            listening.close()
-            await asyncio.Event().wait()
-
         try:
-            return await box.program(  # type: ignore[attr-defined]
-                argv, environment=environment, port=9000, timeout_s=60.0, output_bytes=1 << 16, served=served
-            )
+            return await run_program(box, argv, environment=environment)
         finally:
             await boxes.close()
 
@@ -119,17 +114,15 @@ def test_python_works(in_box: Any) -> None:
 @pytest.fixture
 def packages() -> Iterator[dict[str, str]]:
     """Mounts of pytest and its plugin for processes, which the boxes' user can read."""
-    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
-    folder.chmod(0o755)
-    for name in PACKAGES:
-        found = importlib.util.find_spec(name)
-        assert found is not None and found.origin is not None
-        shutil.copytree(Path(found.origin).parent, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(Path(str(found.origin)).parents[1] / "py.py", folder)
-    for info in Path(str(found.origin)).parents[1].glob("pytest*.dist-info"):
-        shutil.copytree(info, folder / info.name)
-    yield {"/opt/tests": str(folder)}
-    shutil.rmtree(folder)
+    with open_folder() as folder:
+        for name in PACKAGES:
+            found = importlib.util.find_spec(name)
+            assert found is not None and found.origin is not None
+            shutil.copytree(Path(found.origin).parent, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(Path(str(found.origin)).parents[1] / "py.py", folder)
+        for info in Path(str(found.origin)).parents[1].glob("pytest*.dist-info"):
+            shutil.copytree(info, folder / info.name)
+        yield {"/opt/tests": str(folder)}
 
 
 @pytest.mark.full

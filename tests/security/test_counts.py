@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from boxed_program import run_program
 
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.commands import BOX_FILES, most_files
@@ -76,18 +77,10 @@ async def harmless(box: Any, fresh: Any) -> None:
         with await one.connect(8001) as link:
             link.setblocking(True)
             assert link.recv(9) == b"hello"
-        result = await one.program(
-            ["echo", "ran"], environment={"PATH": "/usr/bin"}, port=8700, timeout_s=20.0, output_bytes=99, served=silent
-        )
-        assert result.stdout == "ran\n"
+        assert (await run_program(one, ["echo", "ran"], environment={"PATH": "/usr/bin"})).stdout == "ran\n"
         talk = await one.converse("import os; print(os.read(200, 9))", "import os; os.write(201, b'x')")
         assert talk.stdout == "b'x'\n"
         await fork.close()
-
-
-async def silent(listening: Any) -> None:
-    with listening:
-        await asyncio.Event().wait()
 
 
 @pytest.mark.parametrize("hog", [IN_FLIGHT, pytest.param(PIPES, marks=pytest.mark.full)], ids=["in flight", "pipes"])

@@ -55,8 +55,8 @@ async def main():
 asyncio.run(main())
 """,
 }
-WRITERS = ("testing/", "kernels/compiled/build.py", "observe/terminal.py")
-"""Parts that write to standard output what no program said: golden vectors, the compiler's result; and the one door."""
+WRITERS = ("__main__.py", "testing/", "kernels/compiled/build.py", "observe/terminal.py")
+"""Parts that write what no program said: what is missing, golden vectors, the compiler's result; and the one door."""
 
 INSIDE = (
     "sandbox/inner/",

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import socket
 from typing import Any
 
 import pytest
+from boxed_program import run_program
 
 from sparring.types import ExecResult
 
@@ -27,29 +26,15 @@ FORGERIES = {
     "words of a limit": "sys.stderr.write('MemoryError\\n')\nsys.exit(1)",
 }
 HEAD = "import os, resource, signal, sys\n"
+PYTHON = ("/usr/bin/python3", "-S", "-c")
 HOG = "x = []\nwhile True: x.append(b'x' * (1 << 20))"
-
-
-async def in_a_program(box: Any, code: str, timeout_s: float = 20.0) -> ExecResult:
-    async def served(listening: socket.socket) -> None:
-        with listening:
-            await asyncio.Event().wait()
-
-    return await box.program(
-        ["/usr/bin/python3", "-S", "-c", code],
-        environment={},
-        port=8700,
-        timeout_s=timeout_s,
-        output_bytes=1000,
-        served=served,
-    )
 
 
 @pytest.mark.parametrize("forgery", FORGERIES)
 def test_a_limit_cannot_be_forged(in_box: Any, forgery: str) -> None:
     async def work(box: Any) -> list[ExecResult]:
         code = HEAD + FORGERIES[forgery]
-        return [await box.python(code), await box.exec(["python3", "-S", "-c", code]), await in_a_program(box, code)]
+        return [await box.python(code), await box.exec([*PYTHON, code]), await run_program(box, [*PYTHON, code])]
 
     for result in in_box(work, memory_bytes=256 * MB):
         assert (result.timed_out, result.out_of_memory, result.exit_code != 0) == (False, False, True)
@@ -57,7 +42,7 @@ def test_a_limit_cannot_be_forged(in_box: Any, forgery: str) -> None:
 
 def test_what_the_box_saw_is_told(in_box: Any) -> None:
     async def work(box: Any) -> list[ExecResult]:
-        return [await box.python(HOG), await in_a_program(box, HOG)]
+        return [await box.python(HOG), await run_program(box, [*PYTHON, HOG])]
 
     for result in in_box(work, memory_bytes=64 * MB):
         assert (result.timed_out, result.out_of_memory) == (False, True)
@@ -71,8 +56,8 @@ def test_a_limit_cannot_be_hidden(in_box: Any) -> None:
         waits = code + "\nwhile True: pass"
         return [
             await box.python(waits, timeout_s=0.2),
-            await box.exec(["python3", "-S", "-c", waits], timeout_s=0.2),
-            await in_a_program(box, waits, timeout_s=0.2),
+            await box.exec([*PYTHON, waits], timeout_s=0.2),
+            await run_program(box, [*PYTHON, waits], timeout_s=0.2),
         ]
 
     for result in in_box(work):

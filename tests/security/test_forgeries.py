@@ -6,7 +6,6 @@ and the second 1: a trap alone changes no verdict.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -96,7 +95,6 @@ SPOILT = {
 SHORT = ("usercustomize in HOME", "an object equal to all", "shadowed modules")
 """Forgeries of the short suite."""
 
-Way = Callable[[Any], Awaitable[bool]]
 BOX = {"disk_bytes": 16 << 20, "timeout_s": 5.0}
 
 

@@ -24,6 +24,7 @@ from sparring.types import BoxSpec
 
 MB = 1 << 20
 HIERARCHY = hierarchy_of_this_process()
+USED = {1: "memory.usage_in_bytes", 2: "memory.current"}
 LEADERS = hogs.LEADERS.replace("EXIT", str(numbers(ALLOWED)["exit"]))
 HOGS = {
     "sockets": hogs.SOCKETS.replace("PAIRS", "100"),
@@ -57,8 +58,9 @@ async def held(code: str, *, is_grouped: bool, **spec: Any) -> tuple[Any, int]:
         most = 0
         while not running.done():
             await asyncio.wait((running,), timeout=0.01)
-            group = box.group
-            most = max(most, 0 if group is None else group.held_bytes())
+            group = box.commands.group
+            if group is not None:
+                most = max(most, int((group.folders[0] / USED[HIERARCHY.version]).read_text()))
         return await running, most
     finally:
         await boxes.close()
@@ -275,7 +277,7 @@ def test_nothing_is_left_of_closed_boxes(groups: list[BoxGroups]) -> None:
         closed, open_one = [await boxes.take(BoxSpec(timeout_s=20.0)) for _ in range(2)]
         for box in (closed, open_one):
             await box.python("1")
-        folders = [folder for box in (closed, open_one) for folder in box.group.folders]
+        folders = [folder for box in (closed, open_one) for folder in box.commands.group.folders]
         assert all(folder.is_dir() for folder in folders)
         await closed.close()
         await boxes.close()
@@ -305,7 +307,7 @@ def test_each_box_has_a_share_of_the_processors() -> None:
         groups = None
         for _ in range(1000):  # until all spin
             await asyncio.wait((running,), timeout=0.02)
-            groups = spinning.group
+            groups = spinning.commands.group
             if groups is not None and len((groups.folders[-1] / "cgroup.procs").read_text().split()) == 15:
                 break
         assert groups is not None
@@ -313,7 +315,7 @@ def test_each_box_has_a_share_of_the_processors() -> None:
         assert len(pids) == 15 and not running.done()
         assert len({os.getsid(int(pid)) for pid in pids}) > 1
         assert (await honest.python("print(1)")).stdout == "1\n"
-        assert honest.group.folders[-1] != groups.folders[-1]
+        assert honest.commands.group.folders[-1] != groups.folders[-1]
         running.cancel()
         await boxes.close()
 

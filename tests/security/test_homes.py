@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 from homes import PROGRAMS, SECRETS, furnish, own
+from image_files import open_folder
 
 from sparring.errors import BadInput
 from sparring.harness.find import Installation, find_program
@@ -31,13 +31,11 @@ LOOK = "import os, sys\nprint(*[path for path in sys.argv[1:] if os.path.lexists
 @pytest.fixture(scope="module", params=USERS)
 def home(request: pytest.FixtureRequest) -> Iterator[tuple[Path, int, str]]:
     """A furnished home outside /tmp, its user, and that user's PATH."""
-    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
-    folder.chmod(0o755)
-    path = furnish(folder / "home")
-    if request.param == ORDINARY:
-        own(folder / "home", ORDINARY)
-    yield folder / "home", request.param, path
-    shutil.rmtree(folder)
+    with open_folder() as folder:
+        path = furnish(folder / "home")
+        if request.param == ORDINARY:
+            own(folder / "home", ORDINARY)
+        yield folder / "home", request.param, path
 
 
 @contextmanager
@@ -124,10 +122,8 @@ def refused(home: Path, path: str, name: str, **settings: Any) -> str:
 @pytest.fixture
 def bare() -> Iterator[Path]:
     """An empty home outside /tmp."""
-    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
+    with open_folder() as folder:
+        yield folder
 
 
 def written(path: Path, text: str = "#!/bin/sh\n") -> Path:

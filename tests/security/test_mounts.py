@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from image_files import open_folder
 
 from sparring.errors import BadInput
 from sparring.harness.find import find_program
@@ -21,15 +21,14 @@ PYTHON = Path(os.path.realpath("/usr/bin/python3")).name
 @pytest.fixture
 def home() -> Iterator[Path]:
     """The home of the user who runs, outside /tmp, with a key."""
-    folder, before = Path(tempfile.mkdtemp(dir="/var/tmp")), dict(os.environ)
-    folder.chmod(0o755)
-    (folder / ".ssh").mkdir()
-    (folder / ".ssh/key").write_text("SECRET")
-    os.environ["HOME"] = str(folder)
-    yield folder
+    before = dict(os.environ)
+    with open_folder() as folder:
+        (folder / ".ssh").mkdir()
+        (folder / ".ssh/key").write_text("SECRET")
+        os.environ["HOME"] = str(folder)
+        yield folder
     os.environ.clear()
     os.environ.update(before)
-    shutil.rmtree(folder)
 
 
 def put(path: Path, text: str = "#!/bin/sh\n") -> Path:

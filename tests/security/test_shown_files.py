@@ -7,14 +7,14 @@ import asyncio
 import os
 import resource
 import shutil
-import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from image_files import SHELL, copy_programs, empty_image, readable
+from boxed_program import run_program
+from image_files import SHELL, copy_programs, empty_image, open_folder, readable
 from suite import short_of
 
 from sparring.errors import PolicyFailure, SandboxError, SpoiltFile
@@ -86,10 +86,7 @@ class Shown:
 
 @pytest.fixture(scope="module")
 def run() -> Iterator[Callable[[Work], Any]]:
-    # pytest's own folder is below /tmp, of which boxes have one of their own
-    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
-    folder.chmod(0o755)
-    with asyncio.Runner() as runner:
+    with open_folder() as folder, asyncio.Runner() as runner:
         shown = Shown(folder)
 
         async def bounded(work: Work) -> Any:
@@ -98,18 +95,11 @@ def run() -> Iterator[Callable[[Work], Any]]:
 
         yield lambda work: runner.run(bounded(work))
         runner.run(shown.pool.close())
-    shutil.rmtree(folder)
 
 
 async def ran(box: Any, *argv: str) -> Any:
     """Run a program that asks nothing."""
-
-    async def silent(listening: Any) -> None:
-        with listening:
-            await asyncio.Event().wait()
-
-    named = {"environment": {"PATH": "/usr/bin"}, "port": 8700, "timeout_s": 20.0, "output_bytes": 999}
-    return await box.program(argv or [f"{FOLDER}/agent", "ran"], **named, served=silent)
+    return await run_program(box, [*(argv or (f"{FOLDER}/agent", "ran"))], environment={"PATH": "/usr/bin"})
 
 
 TRAPS = (

@@ -239,7 +239,6 @@ ROWS: dict[tuple[type[Any], str], Any] = {
     (BubblewrapBox, "snapshot_prepared"): lambda box, _: box.snapshot_prepared(),
     (BubblewrapBox, "fork"): fork,
     (FileAccess, "read, fork"): lambda box, _: box.read("file"),
-    (BubblewrapBox, "cancel"): lambda box, _: asyncio.to_thread(int),
     (BubblewrapBox, "close"): lambda box, _: box.close(),
 }
 """Operations in this order, in one box. `program` has tests of its own (`test_shown_files.py`)."""

@@ -238,7 +238,7 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         rule = self.correction_rule
         return self.top_entropy < 1 or rule.normalise or rule.denominator == "kept"
 
-    def check(self, group_size: int, annotations: Set[str]) -> None:
+    def check(self, group_size: int, annotations: Set[Annotation]) -> None:
         """Refuse a credit rule that cannot work with this group size and these annotations, and a filter that would
         drop every group (`BadInput`)."""
         self.credit.check(group_size, annotations)
@@ -251,26 +251,26 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Refuse changes of the reward that the credit rule does not read, or does not allow."""
         credit = name_of(self.credit)
         if self.kl_reward is not None and not self.credit.counts_token_rewards:
-            do = "set algo.kl.coefficient, a penalty in the loss, or choose another credit"
-            raise refusal("algo.kl_reward", "a credit that reads per-token rewards", repr(credit), do)
+            fix = "set algo.kl.coefficient, a penalty in the loss, or choose another credit"
+            raise refusal("algo.kl_reward", "a credit that reads per-token rewards", repr(credit), fix)
         if self.credit.needs_nonnegative_rewards and (self.shaping or self.kl_reward is not None):
-            got, do = (
+            actual, fix = (
                 "shaping or kl_reward, which may make rewards negative",
                 "leave these out, or choose another credit",
             )
-            raise refusal("algo.credit", f"rewards of at least 0 with {credit!r}", got, do)
+            raise refusal("algo.credit", f"rewards of at least 0 with {credit!r}", actual, fix)
         for rule in self.shaping[1:]:
             if rule.needs_nonnegative_rewards:
-                got, do = "another rule before it, which may make rewards negative", "write it first"
-                raise refusal(f"algo.shaping {name_of(rule)}", "rewards of at least 0", got, do)
+                actual, fix = "another rule before it, which may make rewards negative", "write it first"
+                raise refusal(f"algo.shaping {name_of(rule)}", "rewards of at least 0", actual, fix)
         unread = self.credit.unread([name_of(rule) for rule in self.shaping])
         if unread:
-            do = f"give {unread[0]} a weight in algo.credit.weights, or leave it out"
+            fix = f"give {unread[0]} a weight in algo.credit.weights, or leave it out"
             raise refusal(
                 "algo.shaping",
                 f"rules that algo.credit.weights names, because {credit!r} reads parts of the score, not the sum",
                 unread[0],
-                do,
+                fix,
             )
 
 
@@ -346,8 +346,8 @@ def _refuse_foreign_keys(key: str, value: Any, base: Any, preset: str) -> None:
 def _refuse_whole_reward(price: Any) -> None:
     if isinstance(price, Mapping) and price.get("estimator") == "full":
         why = "which is the same for every sampled token and so rewards none of them"
-        do = 'set algo.kl.estimator = "full" instead, a penalty in the loss'
-        raise InvalidValue(("algo", "kl_reward", "estimator"), "one of k1, k2, k3, abs", f"'full', {why}", do)
+        fix = 'set algo.kl.estimator = "full" instead, a penalty in the loss'
+        raise InvalidValue(("algo", "kl_reward", "estimator"), "one of k1, k2, k3, abs", f"'full', {why}", fix)
 
 
 def _check_name(key: str, name: Any, *names: Any) -> Any:

@@ -77,7 +77,7 @@ class Kl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 def check_target(coefficient: float, target: float | None, gain: float) -> None:
     """Refuse settings of an adaptive coefficient that are out of range (`ValueError`)."""
     if target is not None and not (target > 0 and coefficient > 0):
-        got = f"{target} and {coefficient}"
-        raise ValueError(f"target must be above 0 with a coefficient above 0 to start from, got {got}")
+        actual = f"{target} and {coefficient}"
+        raise ValueError(f"target must be above 0 with a coefficient above 0 to start from, got {actual}")
     if not 0 < gain <= 1:
         raise ValueError(f"gain must lie above 0 and at most at 1, got {gain}")

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
 
+from sparring.annotations import Annotation
+
 if TYPE_CHECKING:
     import torch
 
@@ -43,7 +45,7 @@ class PolicyTokens:
     """Int64: number of the token's sequence, from 0."""
     turns: torch.Tensor
     """Int64: number of the token's turn, from 0 over all rows."""
-    annotations: Mapping[str, torch.Tensor]
+    annotations: Mapping[Annotation, torch.Tensor]
 
     @property
     def log_ratio(self) -> torch.Tensor:

@@ -78,8 +78,8 @@ def class_of(base: type[Any]) -> Callable[[Mapping[str, Any], tuple[Key, ...]], 
         if not issubclass(rule, base):
             raise InvalidValue(keys, f"a subclass of {base.__module__}.{base.__name__}", name)
         if digest not in (None, _TEXTS[rule][0]):
-            do = "restore the file, or leave `digest` out to take it as it is"
-            raise InvalidValue((*keys, "digest"), f"the digest of {name}, {_TEXTS[rule][0]}", repr(digest), do)
+            fix = "restore the file, or leave `digest` out to take it as it is"
+            raise InvalidValue((*keys, "digest"), f"the digest of {name}, {_TEXTS[rule][0]}", repr(digest), fix)
         return rule
 
     return of_table
@@ -118,7 +118,6 @@ def _path(name: str) -> Path:
 
 
 def _load(name: str, path: Path, where: str) -> type[Any]:
-    """Return the class that `name` names, from the file at `path`."""
     files = {str(file.relative_to(path.resolve().parent)): file.read_bytes() for file in with_neighbours(path)}
     if path.is_file():  # a link keeps its own name, by which the recipe names it
         files[path.name] = files.pop(path.resolve().name)
@@ -146,7 +145,6 @@ def _with_digest(rule: type[msgspec.Struct], name: str, digest: str, files: Mapp
 
 
 def _restored(name: str, digest: str, files: Mapping[str, bytes], values: Mapping[str, Any]) -> Any:
-    """Return a rule that another process has pickled."""
     if (name, digest) not in _CLASSES:
         folder = SCRATCH.enter_context(scratch())
         _write(folder, files)

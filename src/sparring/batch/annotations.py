@@ -1,14 +1,15 @@
-"""Check that all rows of one batch carry the same annotations."""
+"""Checks of the annotations that rows carry."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sparring.annotations import Annotation
 from sparring.errors import SparringError
 from sparring.types import Sample
 
 
-def agreed(rows: Sequence[Sample]) -> list[str]:
+def agreed(rows: Sequence[Sample]) -> list[Annotation]:
     """Return the names of the annotations that all `rows` carry, sorted; refuse rows that carry different ones
     (`SparringError`).
 
@@ -25,6 +26,14 @@ def agreed(rows: Sequence[Sample]) -> list[str]:
                 f"got {_names(row)}; annotate every row of a batch alike, with zeros where there is no value"
             )
     return sorted(first.annotations)
+
+
+def required(row: Sample, names: Sequence[str], reader: str, credit: str) -> None:
+    """Refuse a row without the annotations that `credit` writes for `reader` (`SparringError`)."""
+    for name in names:
+        if name not in row.annotations:
+            problem = f"expected the annotation '{name}' for the {reader}, got none; use credit {credit}"
+            raise SparringError(f"sample {row.id}: {problem}")
 
 
 def _names(row: Sample) -> str:

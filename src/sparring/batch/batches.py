@@ -181,11 +181,8 @@ def _policy_tokens(row: Sample) -> int:
 
 
 def _trained_tokens(row: Sample) -> int:
-    """Count the tokens of `_policy_tokens` that have a gradient.
-
-    In the policy term these are tokens with an advantage other than 0, in the preference term all tokens of a row with
-    a label other than 0, in the distill term all tokens.
-    """
+    """Count the tokens of `_policy_tokens` that have a gradient: in the policy term those with an advantage other than
+    0, in the preference term all of a row with a label other than 0, in the distill term all."""
     if row.label is not None:
         return _policy_tokens(row) if row.label else 0
     if "policy" not in row.weights and "distill" in row.weights:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sparring.annotations import Annotation
-from sparring.errors import SparringError
+from sparring.batch.annotations import required
 from sparring.types import Sample
 
 NEEDS = (Annotation.VALUE, Annotation.RETURN)
@@ -24,11 +24,7 @@ def value_rows(rows: Sequence[Sample]) -> list[Sample]:
 
 
 def _row(row: Sample) -> Sample:
-    missing = [name for name in NEEDS if name not in row.annotations]
-    if missing:
-        raise SparringError(
-            f"sample {row.id}: expected the annotation '{missing[0]}' for the critic, got none; use credit gae"
-        )
+    required(row, NEEDS, "critic", "gae")
     return Sample(
         id=row.id,
         group=row.group,

@@ -32,6 +32,6 @@ def demonstration(tokens: Sequence[int], sampled: Sequence[bool], id: str) -> Sa
     return Sample(id=id, group=id, source="expert", tokens=tuple(tokens), weights=weights)
 
 
-def demonstration_batch(rows: Sequence[Sample], *, step: int, model: str, publish: bool = False) -> Batch:
+def demonstration_batch(rows: Sequence[Sample], *, step: int, model: str) -> Batch:
     """Return the batch of one optimiser step on demonstrations. Nothing was sampled, so the account is empty."""
-    return Batch(step=step, model=model, rows=tuple(rows), denominators=denominators(rows), publish=publish)
+    return Batch(step=step, model=model, rows=tuple(rows), denominators=denominators(rows), publish=False)

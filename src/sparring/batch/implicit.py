@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from sparring.annotations import Annotation
-from sparring.errors import SparringError
+from sparring.batch.annotations import required
 from sparring.types import Sample
 
 NEEDS = (Annotation.REFERENCE, Annotation.RIGHT)
@@ -29,11 +29,9 @@ def implicit_rows(rows: Sequence[Sample]) -> list[Sample]:
 
 
 def _row(row: Sample, share: float) -> Sample:
-    missing = [name for name in NEEDS if name not in row.annotations]
-    if missing:
-        problem = f"expected the annotation '{missing[0]}' for the implicit reward model, got none; use credit prime"
-        raise SparringError(f"sample {row.id}: {problem}")
+    required(row, NEEDS, "implicit reward model", "prime")
     weights = row.weights["policy"]
+    wanted = any(right for right, weight in zip(row.annotations[Annotation.RIGHT], weights, strict=True) if weight)
     return Sample(
         id=row.id,
         group=row.trajectory,
@@ -44,7 +42,5 @@ def _row(row: Sample, share: float) -> Sample:
         kept=row.kept,
         bias=row.bias,
         annotations={Annotation.REFERENCE: row.annotations[Annotation.REFERENCE]},
-        label=1.0
-        if any(right for right, weight in zip(row.annotations[Annotation.RIGHT], weights, strict=True) if weight)
-        else -1.0,
+        label=1.0 if wanted else -1.0,
     )

@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from sparring.annotations import Annotation
 from sparring.batch.flatten import flatten
 from sparring.generation import Runs
 from sparring.types import Group, Outcome, Rollout, Sample, Score, Segment, Task, Trajectory
@@ -62,7 +63,7 @@ def nouns(groups: Sequence[Plain]) -> tuple[list[Group], list[list[Sample]]]:
 
 
 def by_member(
-    groups: Sequence[Plain], samples: Sequence[Sequence[Sample]], name: str = ""
+    groups: Sequence[Plain], samples: Sequence[Sequence[Sample]], name: Annotation | None = None
 ) -> list[list[list[float]] | None]:
     """Return the advantages, or the annotation `name`, of each member's tokens, in the order of time.
 
@@ -80,7 +81,7 @@ def by_member(
             for row in rows:
                 if row.trajectory != _trajectory_id(f"group-{at}", member):
                     continue
-                values = row.annotations[name] if name else row.advantages
+                values = row.annotations[name] if name is not None else row.advantages
                 for token, weight, value in zip(row.tokens, row.weights["policy"], values or (), strict=True):
                     assert weight or not value, f"{row.id}: a value {value} without weight"
                     if weight:
@@ -175,4 +176,7 @@ def _values(plain: Plain, row: Sample) -> dict[str, dict[int, float]]:
 def _annotated(row: Sample, values: Mapping[str, Mapping[int, float]]) -> Sample:
     trained = [token if weight else None for token, weight in zip(row.tokens, row.weights["policy"], strict=True)]
     spread = {name: tuple(0.0 if token is None else of[token] for token in trained) for name, of in values.items()}
-    return replace(row, logprobs=spread.pop("logprob", row.logprobs), annotations=spread)
+    logprobs = spread.pop("logprob", row.logprobs)
+    return replace(
+        row, logprobs=logprobs, annotations={Annotation[name.upper()]: column for name, column in spread.items()}
+    )

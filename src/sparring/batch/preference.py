@@ -42,8 +42,8 @@ def reply(
     """
     count = sum(is_reply)
     if not count or is_reply[0]:
-        got = "none" if not count else "a reply without a prompt"
-        raise refusal(f"preference {id}", "a prompt and a reply", got, "correct the row or leave it out")
+        found = "none" if not count else "a reply without a prompt"
+        raise refusal(f"preference {id}", "a prompt and a reply", found, "correct the row or leave it out")
     weights = {"preference": tuple(share / count if mark else 0.0 for mark in is_reply)}
     if imitate:
         weights["imitate"] = tuple(1.0 if mark else 0.0 for mark in is_reply)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from sparring.annotations import Annotation
 from sparring.batch.annotations import agreed
 from sparring.batch.prefixes import PrefixLayout, lay_out
 from sparring.types import Sample
@@ -72,7 +73,7 @@ class MicroBatch:
     infinity. None without a teacher's scores."""
     teachers: Mapping[str, torch.Tensor]
     """Mask per teacher that a row names, [M] bool: True for tokens of its rows."""
-    annotations: Mapping[str, torch.Tensor]
+    annotations: Mapping[Annotation, torch.Tensor]
     """Annotations by name, [M] float32; all rows carry the same ones."""
     denominators: Mapping[str, float]
     """Denominator per term, over the whole update."""

@@ -8,43 +8,19 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from sparring.errors import BadInput, SparringError
 from sparring.observe.terminal import printable, say
 from sparring.types import Message, ToolCall
 
+if TYPE_CHECKING:
+    from sparring.launch.chat import Chat
+
 HELP = "An empty line or /quit ends, /new forgets the conversation, Ctrl-C stops an answer."
 PROPOSED = "Tasks that it never saw in training; their numbers ask them:"
 SHORTENED = 100
 """Maximum width of a proposed task in the list."""
-
-
-class Answering(Protocol):
-    """Checkpoint that answers in a conversation, with the tool turns of its answers.
-
-    Attributes:
-        cut_short: reason for which the last answer was truncated, or "".
-        proposals: tasks to start with.
-        notes: notes for the user before the first question.
-    """
-
-    cut_short: str
-    proposals: tuple[str, ...]
-    notes: tuple[str, ...]
-
-    async def begin(self, number: int = 0) -> list[Message]:
-        """Start a new conversation and return its first messages: none for number 0, else those of a proposal."""
-        ...
-
-    async def reply(self, messages: Sequence[Message]) -> tuple[Message, list[Message]]:
-        """Return the final answer to a conversation, and the turns before it: assistant messages with calls, tool
-        messages."""
-        ...
-
-    async def close(self) -> None:
-        """Stop the engine."""
-        ...
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -96,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _converse(runner: asyncio.Runner, chat: Answering, opening: Sequence[Message]) -> None:
+def _converse(runner: asyncio.Runner, chat: Chat, opening: Sequence[Message]) -> None:
     messages = _first_messages(runner, chat, opening, 0)
     say(HELP)
     for note in chat.notes:
@@ -139,7 +115,7 @@ def _converse(runner: asyncio.Runner, chat: Answering, opening: Sequence[Message
             say(f"(cut short: {chat.cut_short})")
 
 
-def _first_messages(runner: asyncio.Runner, chat: Answering, opening: Sequence[Message], number: int) -> list[Message]:
+def _first_messages(runner: asyncio.Runner, chat: Chat, opening: Sequence[Message], number: int) -> list[Message]:
     """Return the first messages of a new conversation. The user's system message replaces the task's."""
     messages = runner.run(chat.begin(number))
     return [*opening, *(message for message in messages if not opening or message.role != "system")]

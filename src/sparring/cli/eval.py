@@ -100,11 +100,7 @@ def _settings(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _gate(args: argparse.Namespace) -> Gate | None:
-    """Return the gate from the arguments, or None.
-
-    Raises:
-        BadInput: the margin is missing or invalid.
-    """
+    """Return the gate from the arguments, or None."""
     from sparring.errors import refusal
     from sparring.launch.evaluate import Gate
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sparring.cli.result import plain, table
+from sparring.cli.result import number, plain, table
 from sparring.observe.results import Compared, Evaluated, Results
 from sparring.observe.statistics import Estimate
 from sparring.observe.terminal import say
@@ -62,24 +62,17 @@ def comparison_lines(compared: Compared) -> Iterator[str]:
         yield f"left out, because only one of the two scored them: {len(left_out)} tasks: {_some(left_out)}"
     if compared.verdict is not None and compared.margin is not None:
         says = {"held": "held", "regressed": "REGRESSED", "undecided": "undecided: more tasks or samples would tell"}
-        margin = _number(compared.margin, compared.figure != "reward")
+        margin = number(compared.margin, compared.figure != "reward")
         yield f"gate: {compared.figure} may fall by {margin}: {says[compared.verdict]}"
 
 
 def _cells(estimate: Estimate, *, percent: bool = True, signed: bool = False) -> tuple[str, ...]:
     low, high = estimate.interval or (None, None)
-    interval = "" if low is None else f"{_number(low, percent, signed)} to {_number(high, percent, signed)}"
+    interval = "" if low is None else f"{number(low, percent, signed)} to {number(high, percent, signed)}"
     value, error = (
-        _number(x, percent, signed and x is estimate.value) for x in (estimate.value, estimate.standard_error)
+        number(x, percent, signed and x is estimate.value) for x in (estimate.value, estimate.standard_error)
     )
     return value, error, interval, str(estimate.tasks)
-
-
-def _number(value: float | None, percent: bool, signed: bool = False) -> str:
-    if value is None:
-        return ""
-    sign = "+" if signed else ""
-    return f"{100 * value:{sign}.1f} %" if percent else f"{value:{sign}.4g}"
 
 
 def _some(names: list[str] | tuple[str, ...]) -> str:

@@ -39,7 +39,7 @@ from sparring.errors import BadInput, SparringError
 from sparring.observe.terminal import guard_terminal, printable, say
 
 if TYPE_CHECKING:
-    from sparring.launch.ending import Ending
+    from sparring.launch.interrupts import Ending
 
 CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
 """Errors of a path that this user cannot open, or that names no file."""
@@ -120,7 +120,7 @@ def guarded(verb: Callable[[], int], command: str, ending: Ending | None = None)
         ending: handler of the signals that end `run` and `eval`; None makes one.
     """
     from sparring.disk import shortage  # not for --help, and while files can be opened
-    from sparring.launch.ending import STATUS, Ending
+    from sparring.launch.interrupts import STATUS, Ending
     from sparring.observe.wait_reports import telling_waits
 
     ending = ending or Ending()
@@ -143,12 +143,15 @@ def guarded(verb: Callable[[], int], command: str, ending: Ending | None = None)
     except Exception as error:
         lacking = shortage(error)
         if isinstance(error, OSError) and error.errno in CLOSED and error.filename is not None:
-            got, do = lacking or (error.strerror, "check the path, and whether this user may read and write it")
-            return _say(f"{error.filename}: expected a path that can be opened, got {got}; {do}", 2)
+            shortfall, advice = lacking or (
+                error.strerror,
+                "check the path, and whether this user may read and write it",
+            )
+            return _say(f"{error.filename}: expected a path that can be opened, got {shortfall}; {advice}", 2)
         if lacking is not None:
             again = f"{lacking[1]}, then the same command goes on, nothing is lost: {command}"
-            got = f"{lacking[0]} ({str(error).partition(';')[0]})"
-            return _say(f"disk: expected room to write, got {got}; {again}", 2)
+            shortfall = f"{lacking[0]} ({str(error).partition(';')[0]})"
+            return _say(f"disk: expected room to write, got {shortfall}; {again}", 2)
         if isinstance(error, SparringError):
             # a system may signal every process of a job, so that a part has ended before it could be closed
             ended = "" if ending.came is None else f"\nended by {ending.came.name}{goes_on}"

@@ -41,8 +41,8 @@ def result_lines(summary: Mapping[str, Any]) -> list[str]:
     rows = [("dataset", *(["coverage"] * covered), *columns.values(), "tasks")]
     for name, entry in datasets:
         coverage = [entry.get("coverage") or ""] * covered
-        rows.append((name, *coverage, *(_rate(entry.get(key)) for key in columns), str(entry["tasks"])))
-    together = [_rate(summary.get(f"{key}_success")) for key in columns]
+        rows.append((name, *coverage, *(number(entry.get(key)) for key in columns), str(entry["tasks"])))
+    together = [number(summary.get(f"{key}_success")) for key in columns]
     rows.append(("all together", *([""] * covered), *together, str(summary.get("eval_tasks", ""))))
     lines = (table(rows) if datasets else plain(rows)) if columns else []
     judged = summary.get("held_out", {}).items()
@@ -51,11 +51,11 @@ def result_lines(summary: Mapping[str, Any]) -> list[str]:
     change = summary.get("change")
     facts = {
         "change, task by task": "" if change is None else _change(change),
-        **{f"held out, judged right after {name}": f"{_rate(of['accuracy'])} of {of['count']}" for name, of in judged},
+        **{f"held out, judged right after {name}": f"{number(of['accuracy'])} of {of['count']}" for name, of in judged},
         **{f"of the success of the teacher {name}, the student has": _kept(of) for name, of in teachers},
         **{f"more than {name}, task by task": _lead(of) for name, of in against},
-        "lower end of the 95 % interval after RL": _rate(summary.get("rl_success_low")),
-        "with the tool host switched off": _rate(summary.get("no_tool_success")),
+        "lower end of the 95 % interval after RL": number(summary.get("rl_success_low")),
+        "with the tool host switched off": number(summary.get("no_tool_success")),
         "engine against trainer, largest log-probability difference": _plain(summary.get("logprob_max_abs_diff")),
         "tokens sampled / trained": _pair(summary.get("tokens_sampled"), summary.get("tokens_trained")),
         "wall clock": _wall(summary.get("wall_s", {})),
@@ -82,13 +82,15 @@ def plain(rows: list[tuple[str, ...]]) -> list[str]:
     return [*lines, last]
 
 
-def _rate(rate: float | None) -> str:
-    return "" if rate is None else f"{100 * rate:.1f} %"
+def number(value: float | None, percent: bool = True, signed: bool = False) -> str:
+    """Return a number, or a share in percent, as text; None is empty."""
+    sign = "+" if signed else ""
+    return "" if value is None else f"{100 * value:{sign}.1f} %" if percent else f"{value:{sign}.4g}"
 
 
 def _kept(of: Mapping[str, float]) -> str:
-    teacher = f"{_rate(of['success'])} of {of['tasks']}"
-    return f"{_rate(of['kept'])} ({_rate(of['kept_low'])} to {_rate(of['kept_high'])}; teacher {teacher})"
+    teacher = f"{number(of['success'])} of {of['tasks']}"
+    return f"{number(of['kept'])} ({number(of['kept_low'])} to {number(of['kept_high'])}; teacher {teacher})"
 
 
 def _change(of: Mapping[str, Any]) -> str:
@@ -99,7 +101,7 @@ def _change(of: Mapping[str, Any]) -> str:
 def _lead(of: Mapping[str, Any]) -> str:
     """Return a lead as text: `+1.1 points (+0.5 to +1.7; it has 97.7 % of 2000 tasks, trained on 344,886 tokens at
     last)`."""
-    value = _rate(of["value"]) if of["figure"] == "success" else f"{of['value']:.4g}"
+    value = number(of["value"], of["figure"] == "success")
     trained = "" if of["tokens_trained"] is None else f", trained on {of['tokens_trained']:,} tokens at last"
     return _difference(of, f"it has {value} of {of['tasks']} tasks{trained}")
 

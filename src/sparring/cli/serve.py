@@ -56,8 +56,8 @@ def run(args: argparse.Namespace) -> int:
     if args.threads < 0:
         raise refusal("--threads", "0 (one per core) or more", str(args.threads), "correct it")
     for name in ("dtype", "numerics") if args.model is None else ():
-        if (got := getattr(args, name)) is not None:
-            raise refusal(f"--{name}", "nothing without MODEL: the run says it", got, "leave it out, or name a MODEL")
+        if (value := getattr(args, name)) is not None:
+            raise refusal(f"--{name}", "nothing without MODEL: the run says it", value, "leave it out, or name a MODEL")
     config = ServeConfig(
         folder=None if args.model is None else checkpoint_or_hub(args.model),
         name=args.name,

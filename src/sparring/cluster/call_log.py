@@ -48,17 +48,14 @@ class UnsavedCalls:
         return sum(call.method == STEP for call in self._calls)
 
     def write(self, method: str, data: bytes) -> UnsavedCall:
-        """Write a call before it is made, so that a full disk fails a call that has changed nothing. `add` keeps it.
-
-        Raises:
-            StoreError: the disk is full.
-        """
-        left, at = memoryview(data), self._end
+        """Write a call before it is made, so that a full disk (`StoreError`) fails a call that has changed nothing.
+        `add` keeps it."""
+        rest, at = memoryview(data), self._end
         folder = tempfile.gettempdir()
         with boundary(StoreError, f"temporary files in {folder}", f"room for {len(data)} bytes", "free some space"):
-            while left:
-                written = os.pwrite(self._file.fileno(), left, at)
-                left, at = left[written:], at + written
+            while rest:
+                written = os.pwrite(self._file.fileno(), rest, at)
+                rest, at = rest[written:], at + written
         return UnsavedCall(method, self._end, len(data))
 
     def add(self, call: UnsavedCall) -> None:
@@ -67,7 +64,7 @@ class UnsavedCalls:
         self._end = call.offset + call.length
 
     def failed(self, call: UnsavedCall) -> None:
-        """Take note of a call that raised an error. After a failed `forward_backward` a trainer has no gradients, so
+        """Record a call that raised an error. After a failed `forward_backward` a trainer has no gradients, so
         the ones since the last step are dropped: what failed once for lack of memory need not fail again."""
         if call.method == STEP:
             self.add(call._replace(failed=True))

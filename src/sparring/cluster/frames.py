@@ -1,5 +1,4 @@
-"""Frames over the pipes of a process: a length in 8 bytes, then as many bytes. Nobody waits for ever for a process that
-stands still."""
+"""Frames between two processes: a length in 8 bytes, then as many bytes."""
 
 from __future__ import annotations
 
@@ -14,32 +13,24 @@ AT_ONCE = 1 << 20
 
 
 class StandsStill(OSError):
-    """Pipe whose other end has neither written nor read for too long."""
+    """The other end has neither written nor read for too long."""
 
 
 def send(pipe: int, data: bytes, silent_s: float | None = None) -> None:
-    """Write a frame to a file descriptor. The other end may read nothing for `silent_s` seconds; None: any time.
-
-    Raises:
-        BrokenPipeError: the other end is closed.
-        StandsStill: it does not read.
-    """
+    """Write a frame to a file descriptor. If the other end reads nothing for `silent_s` seconds, raise `StandsStill`;
+    None waits for ever."""
     os.set_blocking(pipe, silent_s is None)
     for part in (LENGTH.pack(len(data)), data):
-        left = memoryview(part)
-        while left:
+        rest = memoryview(part)
+        while rest:
             if silent_s is not None and not _ready(pipe, select.POLLOUT, silent_s):
                 raise StandsStill
-            left = left[os.write(pipe, left[:AT_ONCE]) :]
+            rest = rest[os.write(pipe, rest[:AT_ONCE]) :]
 
 
 def receive(pipe: int, silent_s: float | None = None) -> bytes:
-    """Read a frame from a file descriptor. The other end may write nothing for `silent_s` seconds; None: any time.
-
-    Raises:
-        EOFError: the pipe ends before the frame does.
-        StandsStill: the other end does not write.
-    """
+    """Read a frame from a file descriptor; raise `EOFError` if the stream ends before it. If the other end writes
+    nothing for `silent_s` seconds, raise `StandsStill`; None waits for ever."""
     (length,) = LENGTH.unpack(_read(pipe, LENGTH.size, silent_s))
     return bytes(_read(pipe, length, silent_s))
 
@@ -60,7 +51,7 @@ def _ready(pipe: int, event: int, within_s: float) -> bool:
     poll = select.poll()  # select() takes no descriptor above 1,023
     poll.register(pipe, event)
     deadline = time.monotonic() + within_s
-    while (left := deadline - time.monotonic()) > 0:
-        if poll.poll(1000 * left):
+    while (rest_s := deadline - time.monotonic()) > 0:
+        if poll.poll(1000 * rest_s):
             return True
     return False

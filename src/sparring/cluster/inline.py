@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sparring.cluster.trainer import TrainerParts
+from sparring.cluster.trainer import TrainerParts, load_model
 from sparring.cluster.turns import Turns
 from sparring.engine.config import EngineConfig
 from sparring.errors import BadInput, refusal
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from sparring.engine.adapters.remote import RemoteEngine
     from sparring.engine.fleet import Fleet
     from sparring.engine.members import Keeper
-    from sparring.model.causal import CausalModel
     from sparring.train.trainer import LocalTrainer
     from sparring.weights.links import WeightLinks
 
@@ -36,6 +35,10 @@ class InlineCluster:
         device: resolved device, `cpu` or `cuda`.
         threads: number of CPU threads of the trainer and of the engine each, at least 1.
         tell: called, in any thread, with the stage in which something happens to a part, a sentence and its facts.
+
+    Attributes:
+        engine_of: config of each model's engine.
+        report: called, in any thread, when something happens to a part.
     """
 
     def __init__(
@@ -50,10 +53,10 @@ class InlineCluster:
         tell: Callable[[str, str, Mapping[str, Any]], None] = lambda stage, text, facts: log_event(text, facts),
     ) -> None:
         self._stage = "cluster"
-        self._report: Report = lambda text, facts: tell(self._stage, text, facts)
-        self._models, self._train, self._device, self._threads = models, train, device, threads
+        self.report: Report = lambda text, facts: tell(self._stage, text, facts)
+        self.models, self._train, self.device, self.threads = models, train, device, threads
         others = engine if engine.kind == "native" else EngineConfig()
-        self._engine_of = defaultdict(lambda: others, policy=engine)
+        self.engine_of = defaultdict(lambda: others, policy=engine)
         self._engines: list[Engine] = []
         self._trainers: list[LocalTrainer | RankTrainer] = []
         self._rewards: dict[tuple[str, str], ValueModel] = {}
@@ -63,83 +66,83 @@ class InlineCluster:
     def check(self) -> list[str]:
         if self._turns is None:
             return []
-        if self._device != "cpu":
-            raise refusal("run.device", '"cpu" with cluster.colocate', self._device, "set it, or colocate = false")
+        if self.device != "cpu":
+            raise refusal("run.device", '"cpu" with cluster.colocate', self.device, "set it, or colocate = false")
         return ["cluster: the policy's engine sleeps while its trainer computes, and gives its memory back"]
 
     def trainer(self, name: str, *, path: str, plan: TrainPlan) -> Trainer:
-        trainer = self._start_trainer(self._parts(name, path, plan))
-        self._trainers.append(trainer)
-        return trainer if self._turns is None else self._turns.training(trainer)
+        return self.add_trainer(self.parts(name, path, plan).trainer())
 
-    def _start_trainer(self, parts: TrainerParts) -> LocalTrainer | RankTrainer:
-        return parts.trainer()
-
-    def _parts(self, name: str, path: str, plan: TrainPlan) -> TrainerParts:
+    def parts(self, name: str, path: str, plan: TrainPlan) -> TrainerParts:
+        """Return what a trainer is made of."""
         return TrainerParts(
             name=name,
             path=path,
             plan=plan,
-            models=self._models,
+            models=self.models,
             train=self._train,
-            device=self._device,
-            threads=self._threads,
+            device=self.device,
+            threads=self.threads,
         )
 
+    def add_trainer(self, trainer: LocalTrainer | RankTrainer) -> Trainer:
+        """Take a trainer, wherever it computes, until the stage ends; return it as the stage gets it."""
+        self._trainers.append(trainer)
+        return trainer if self._turns is None else self._turns.training(trainer)
+
     def engine(self, name: str, *, path: str) -> Engine:
-        served = self._models[name].served
-        if served is not None:
-            engine = self._served_engine(name, served)
-            self._engines.append(engine)
-            return engine
+        if (served := self.models[name].served) is not None:
+            self._engines.append(self._served_engine(name, served))
+            return self._engines[-1]
         kinds = {"native": self._native, "vllm": self._vllm, "remote": self._remote, "openai": self._openai}
-        engine = kinds[self._engine_of[name].kind](name, path)
+        return self.add_engine(name, kinds[self.engine_of[name].kind](name, path))
+
+    def add_engine(self, name: str, engine: Engine) -> Engine:
+        """Take the engine of a model, wherever it is, until the stage ends; return it as the stage gets it."""
         self._engines.append(engine)
         return self._turns.serving(engine) if self._turns is not None and name == POLICY else engine
 
     def value_model(self, name: str, *, path: str) -> ValueModel:
         from sparring.engine.reward import RewardModel
-        from sparring.model.load import load
 
         if (name, path) not in self._rewards:
-            spec = self._models[name]
-            model = load(path, dtype=spec.dtype, device=self._device, numerics=spec.numerics, head="scalar")
+            model = load_model(self.models[name], path, self.device, head="scalar")
             budget = self._train.tokens_at_once
-            self._rewards[name, path] = RewardModel(model, token_budget=budget, threads=self._threads)
+            self._rewards[name, path] = RewardModel(model, token_budget=budget, threads=self.threads)
         return self._rewards[name, path]
 
     def _served_engine(self, name: str, served: ServedConfig) -> Engine:
         from sparring.engine.adapters.client import read_api_key
-        from sparring.engine.adapters.openai_compatible import OpenAiEngine
         from sparring.engine.adapters.remote import RemoteEngine
 
-        key = read_api_key(served.api_key_env)
         if served.kind == "remote":
-            return RemoteEngine(served.url, name=name, api_key=key)
-        return OpenAiEngine(served.url, model=served.served_model, api_key=key)
+            return RemoteEngine(served.url, name=name, api_key=read_api_key(served.api_key_env))
+        return _openai_engine(served.url, served.served_model, served.api_key_env)
 
     def _native(self, name: str, path: str) -> Engine:
         from sparring.engine.native import NativeEngine
 
-        return NativeEngine(self._model(name, path), self._engine_of[name], name=name, threads=self._threads)
+        return NativeEngine(
+            load_model(self.models[name], path, self.device), self.engine_of[name], name=name, threads=self.threads
+        )
 
     def _vllm(self, name: str, path: str) -> Engine:
         from sparring.engine.adapters.vllm import VllmEngine
         from sparring.engine.adapters.vllm_server import VllmServer
 
-        if self._engine_of[name].elsewhere:
+        if self.engine_of[name].elsewhere:
             return self._remote(name, path)
-        spec = self._models[name]
-        server = VllmServer(path, self._engine_of[name], dtype=spec.dtype, threads=self._threads)
-        return VllmEngine(server, self._engine_of[name], name=name, dtype=spec.dtype)
+        spec = self.models[name]
+        server = VllmServer(path, self.engine_of[name], dtype=spec.dtype, threads=self.threads)
+        return VllmEngine(server, self.engine_of[name], name=name, dtype=spec.dtype)
 
     def _remote(self, name: str, path: str) -> Engine:
         from sparring.engine.adapters.client import read_api_key
 
-        config = self._engine_of[name]
-        return self._fleet(name, path, config.urls, read_api_key(config.api_key_env))
+        config = self.engine_of[name]
+        return self.fleet(name, path, config.urls, read_api_key(config.api_key_env))
 
-    def _fleet(
+    def fleet(
         self, name: str, path: str, urls: Sequence[str], key: str, keeper: Keeper[RemoteEngine] | None = None
     ) -> Fleet[RemoteEngine]:
         """Connect to the servers of a model and send them its weights. A run has checked that all answer before its
@@ -154,7 +157,7 @@ class InlineCluster:
         from sparring.engine.fleet import Fleet
         from sparring.weights.fetch import links
 
-        config = self._engine_of[name]
+        config = self.engine_of[name]
         self._links = self._links or links(config.shared_folder)
         make = partial(
             RemoteEngine,
@@ -174,10 +177,10 @@ class InlineCluster:
         if not there:
             raise refusals[0]
         for refused in refusals:
-            self._report(f"{refused}; it joins when it answers", {"kind": "engine absent"})
+            self.report(f"{refused}; it joins when it answers", {"kind": "engine absent"})
         check_distinct(there)
         self._send_first(name, path, there)
-        room, silent_s, report = config.batch.max_running, config.silent_s, self._report
+        room, silent_s, report = config.batch.max_running, config.silent_s, self.report
         return Fleet(there, absent=absent, room=room, silent_s=silent_s, keeper=keeper, report=report)
 
     def _send_first(self, name: str, path: str, engines: Sequence[RemoteEngine]) -> None:
@@ -185,26 +188,18 @@ class InlineCluster:
         files first. Blocks."""
         from sparring.model.hub import base_folder
 
-        spec, model = self._models[name], self._model(name, path)
+        spec = self.models[name]
+        model = load_model(spec, path, self.device)
         own = model.adapters.everywhere
         for engine in engines:
             engine.send_files(base_folder(path), spec.dtype, spec.numerics)
-            engine.check(spec.dtype, model.path_name, self._engine_of[name])
+            engine.check(spec.dtype, model.path_name, self.engine_of[name])
         for engine in engines:
             engine.begin(model.state(), None if own is None else own.state())
 
     def _openai(self, name: str, path: str) -> Engine:
-        from sparring.engine.adapters.client import read_api_key
-        from sparring.engine.adapters.openai_compatible import OpenAiEngine
-
-        config = self._engine_of[name]
-        return OpenAiEngine(config.urls[0], model=config.served_model, api_key=read_api_key(config.api_key_env))
-
-    def _model(self, name: str, path: str) -> CausalModel:
-        from sparring.model.load import load
-
-        spec = self._models[name]
-        return load(path, dtype=spec.dtype, device=self._device, numerics=spec.numerics)
+        config = self.engine_of[name]
+        return _openai_engine(config.urls[0], config.served_model, config.api_key_env)
 
     @asynccontextmanager
     async def stage(self, name: str) -> AsyncIterator[None]:
@@ -229,3 +224,10 @@ class InlineCluster:
             await self._rewards.popitem()[1].close()
         if self._links is not None:
             self._links.close()
+
+
+def _openai_engine(url: str, model: str, key_variable: str) -> Engine:
+    from sparring.engine.adapters.client import read_api_key
+    from sparring.engine.adapters.openai_compatible import OpenAiEngine
+
+    return OpenAiEngine(url, model=model, api_key=read_api_key(key_variable))

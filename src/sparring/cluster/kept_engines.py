@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 class PlacedEngine(Protocol):
     """Engine process, wherever it runs."""
 
-    def find(self, deadline: float, last: bool = False) -> str:
-        """Wait until the server answers, and return its address; it may have been started again elsewhere.
+    def find(self, within_s: float, last: bool = False) -> str:
+        """Wait at most `within_s` seconds until the server answers, and return its address; it may have been started
+        again elsewhere.
 
         Args:
-            deadline: end of the wait, by `time.monotonic`.
             last: whether no other engine of the run serves, so that ranks give way to it if it finds no place.
 
         Raises:
-            DeadEngine: it is not started any more.
+            DeadEngine: it is not started any more. One that dies before its first answer is not started again.
             EngineError: it is late.
         """
 
@@ -93,11 +93,11 @@ class KeptEngines:
 
         def tell(number: int, process: PlacedEngine) -> None:
             with suppress(EngineError):  # raised below
-                ready(number, process.find(deadline))
+                ready(number, process.find(self._within_s))
 
         for number, process in enumerate(self._placed):
             threading.Thread(target=tell, args=(number, process), daemon=True).start()
-        self._by_url = {process.find(deadline): process for process in self._placed}
+        self._by_url = {process.find(max(0.0, deadline - time.monotonic())): process for process in self._placed}
         return list(self._by_url)
 
     def lost(self, engine: RemoteEngine) -> None:
@@ -120,7 +120,7 @@ class KeptEngines:
         """Kill a process, wait until another one answers, perhaps elsewhere, and let the client follow it."""
         process.kill()
         try:
-            url = process.find(time.monotonic() + self._within_s, last=not self._serves)
+            url = process.find(self._within_s, last=not self._serves)
         except EngineError as error:
             if not self._serves:
                 self._dead(error)  # nothing is left that the run could wait for

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,43 +19,40 @@ from sparring.cluster.engine_process import EngineProcess, serving
 from sparring.cluster.inline import InlineCluster
 from sparring.cluster.kept_engines import Ended, KeptEngines, PlacedEngine
 from sparring.cluster.startup import starting
-from sparring.cluster.trainer import TrainerParts
 from sparring.engine.config import EngineConfig
 from sparring.errors import refusal
 from sparring.kernels.devices import gpu_count, gpu_of
-from sparring.protocols import Engine
+from sparring.protocols import Engine, Trainer, TrainPlan, ValueModel
 from sparring.types import POLICY
 
 if TYPE_CHECKING:
-    from sparring.cluster.ranks import RankTrainer
     from sparring.cluster.ray import RayParts
-    from sparring.train.trainer import LocalTrainer
 
 
 RAY_LOG = "ray.log"
 """File of the run's folder with what Ray prints."""
 
 
-class ProcessCluster(InlineCluster):
+class ProcessCluster:
     """Cluster whose engines of the policy are processes, and so are the ranks of its trainers if there are several; all
-    else is in this process. The log of Ray is in the run's `folder`; `settings` are those of `InlineCluster`.
-    Implements `protocols.Cluster`."""
+    else is `here`, in this process. The log of Ray is in the run's `folder`. Implements `protocols.Cluster`."""
 
-    def __init__(self, cluster: ClusterConfig, folder: Path, **settings: Any) -> None:
-        super().__init__(colocate=cluster.colocate, **settings)
-        self._cluster, self._folder = cluster, folder
+    def __init__(self, cluster: ClusterConfig, folder: Path, here: InlineCluster) -> None:
+        self._cluster, self._folder, self._here = cluster, folder, here
+        self._rank_threads = cluster.rank_threads or max(1, here.threads // cluster.ranks)
+        self._engine_threads = cluster.engine_threads or max(1, here.threads // cluster.engines)
         self._kept: list[KeptEngines] = []
         self._ended = Ended()
         self._ray: RayParts | None = None
 
     def check(self) -> list[str]:
-        number = self._cluster.engines
+        number, device = self._cluster.engines, self._here.device
         if self._cluster.kind == "local":
-            have = f"CPU threads of each: {self._engine_threads}" if self._device == "cpu" else f"GPUs: {gpu_count()}"
+            have = f"CPU threads of each: {self._engine_threads}" if device == "cpu" else f"GPUs: {gpu_count()}"
             found = f"cluster: engine processes on this machine: {number}; {have}"
-            return [found, *self._check_ranks(), *super().check()]
-        if self._device != "cpu":
-            raise refusal("run.device", '"cpu" with cluster.kind "ray"', self._device, "set it")
+            return [found, *self._check_ranks(), *self._here.check()]
+        if device != "cpu":
+            raise refusal("run.device", '"cpu" with cluster.kind "ray"', device, "set it")
         self._connected()
         beside = f" and {self._cluster.ranks} ranks of {self._rank_threads}" if self._cluster.ranks > 1 else ""
         return [f"cluster: {number} engines of {self._engine_threads} CPUs{beside} fit on the Ray cluster"]
@@ -64,67 +61,65 @@ class ProcessCluster(InlineCluster):
         ranks, cores = self._cluster.ranks, len(os.sched_getaffinity(0))
         if ranks == 1:
             return []
-        if self._device != "cpu":
-            raise refusal("run.device", '"cpu" with several cluster.ranks', self._device, "set it, or ranks = 1")
+        if self._here.device != "cpu":
+            raise refusal("run.device", '"cpu" with several cluster.ranks', self._here.device, "set it, or ranks = 1")
         found = f"cluster: trainer ranks of each trained model: {ranks}; CPU threads of each: {self._rank_threads}"
         slower = f"; there are only {cores} cores: the ranks take turns, which is slower than fewer ranks"
         return [found + (slower if ranks > cores else "")]
 
-    def _start_trainer(self, parts: TrainerParts) -> LocalTrainer | RankTrainer:
-        if self._cluster.ranks == 1:
-            return super()._start_trainer(parts)
+    def trainer(self, name: str, *, path: str, plan: TrainPlan) -> Trainer:
+        cluster, within_s, report = self._cluster, self._cluster.start_timeout_s, self._here.report
+        if cluster.ranks == 1:
+            return self._here.trainer(name, path=path, plan=plan)
         from sparring.cluster.rank_process import RankProcess
         from sparring.cluster.ranks import RankTrainer
 
-        cluster, within_s = self._cluster, self._cluster.start_timeout_s
-        parts = replace(parts, threads=self._rank_threads, sharded=cluster.shard == "parameters")
+        sharded = cluster.shard == "parameters"
+        parts = replace(self._here.parts(name, path, plan), threads=self._rank_threads, sharded=sharded)
         if cluster.kind == "ray":
-            ray = self._connected()
-            make, shared = ray.ranks(self._folder, self._rank_threads), self._folder.absolute()
-            return RankTrainer(parts, make, cluster.ranks, within_s, shared, self._report, ray.nodes)
-        start = partial(RankProcess, silent_s=cluster.timeout_s)
-        return RankTrainer(parts, lambda count: map(start, range(count)), cluster.ranks, within_s, report=self._report)
+            ray, shared = self._connected(), self._folder.absolute()
+            make = ray.ranks(self._rank_threads)
+            trainer = RankTrainer(parts, make, cluster.ranks, within_s, shared, report, ray.nodes)
+        else:
+            start = partial(RankProcess, silent_s=cluster.timeout_s)
+            trainer = RankTrainer(parts, lambda count: map(start, range(count)), cluster.ranks, within_s, report=report)
+        return self._here.add_trainer(trainer)
 
-    @property
-    def _rank_threads(self) -> int:
-        return self._cluster.rank_threads or max(1, self._threads // self._cluster.ranks)
+    def engine(self, name: str, *, path: str) -> Engine:
+        """Connect to the engine processes of the policy, or make another engine in this process."""
+        spec, config = self._here.models[name], self._here.engine_of[name]
+        if name != POLICY or spec.served is not None or config.kind not in ("native", "vllm"):
+            return self._here.engine(name, path=path)
+        native = config.kind == "native"  # then the fleet sends the model; each process of vLLM reads it
+        words = ["--device", self._here.device] if native else [path, "--dtype", spec.dtype]
+        kept = self._processes(words)
+        kept.fleet = self._here.fleet(name, path, kept.find(), kept.key, kept)
+        return self._here.add_engine(name, kept.fleet)
 
-    @property
-    def _engine_threads(self) -> int:
-        return self._cluster.engine_threads or max(1, self._threads // self._cluster.engines)
+    def value_model(self, name: str, *, path: str) -> ValueModel:
+        return self._here.value_model(name, path=path)
 
-    def _native(self, name: str, path: str) -> Engine:
-        """Connect to the engine processes of the policy, or make the engine of another model in this process."""
-        if name != POLICY:
-            return super()._native(name, path)
-        return self._fleet_of(name, path, ["--device", self._device])  # the fleet sends the model
-
-    def _vllm(self, name: str, path: str) -> Engine:
-        """Connect to the engine processes of the policy, each of which starts a vLLM."""
-        return self._fleet_of(name, path, [path, "--dtype", self._models[name].dtype])
-
-    def _fleet_of(self, name: str, path: str, words: Sequence[str]) -> Engine:
-        """Connect to engine processes: to those of an earlier stage if they were started with the same arguments
-        `words` of `sparring serve`, else to new ones, for which those of the earlier stage end."""
+    def _processes(self, words: Sequence[str]) -> KeptEngines:
+        """Return the engine processes of an earlier stage if they were started with the same arguments `words` of
+        `sparring serve`, else new ones, for which those of the earlier stage end."""
         free = [kept for kept in self._kept if kept.free]
-        kept = next((kept for kept in free if kept.words == words), None)
-        if kept is None:
-            for other in free:
-                other.close()
-                self._kept.remove(other)
-            kept = self._more(words)
-        kept.fleet = self._fleet(name, path, kept.find(), kept.key, kept)
-        return kept.fleet
+        for kept in free:
+            if kept.words == words:
+                return kept
+        for kept in free:
+            kept.close()
+            self._kept.remove(kept)
+        return self._start_processes(words)
 
-    def _more(self, words: Sequence[str]) -> KeptEngines:
-        """Start engine processes."""
-        key, settings = secrets.token_hex(16), changed(self._engine_of[POLICY])
+    def _start_processes(self, words: Sequence[str]) -> KeptEngines:
+        key, settings = secrets.token_hex(16), changed(self._here.engine_of[POLICY])
         command = [*words, "--name", POLICY, "--threads", str(self._engine_threads)]
         command += [word for key_value in settings for word in ("--set", key_value)]
         nodes = self._connected().nodes if self._cluster.kind == "ray" else 0
-        with starting("engine", self._cluster.engines, self._report, nodes) as ready:
-            placed, within_s = self._start(command, key), self._cluster.start_timeout_s
-            kept = KeptEngines(placed, key=key, words=words, within_s=within_s, dead=self._ended, report=self._report)
+        within_s, report = self._cluster.start_timeout_s, self._here.report
+        with starting("engine", self._cluster.engines, report, nodes) as ready:
+            placed = self._start(command, key)
+            kept = KeptEngines(placed, key=key, words=words, within_s=within_s, dead=self._ended, report=report)
             self._kept.append(kept)
             kept.find(ready)
         return kept
@@ -140,21 +135,21 @@ class ProcessCluster(InlineCluster):
         if self._ray is None:
             log = self._folder / RAY_LOG if self._folder.is_dir() else None
             for_ranks = self._cluster.ranks * self._rank_threads if self._cluster.ranks > 1 else 0
-            threads = 0 if self._engine_of[POLICY].elsewhere else self._engine_threads
+            threads = 0 if self._here.engine_of[POLICY].elsewhere else self._engine_threads
             self._ray = RayParts(self._cluster, threads, for_ranks, log)
         return self._ray
 
     def _gpu(self, number: int) -> str:
-        return "" if self._device == "cpu" else gpu_of(number, gpu_count())
+        return "" if self._here.device == "cpu" else gpu_of(number, gpu_count())
 
     @asynccontextmanager
     async def stage(self, name: str) -> AsyncIterator[None]:
-        async with super().stage(name), self._ended.within():
+        async with self._here.stage(name), self._ended.within():
             yield
 
     async def close(self) -> None:
         """Close every part, its threads and its processes. Safe to call twice."""
-        await super().close()
+        await self._here.close()
         while self._kept:
             self._kept.pop().close()
         if self._ray is not None:

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import os
 import pickle
-import socket
 import sys
 import traceback
 from collections.abc import Callable, Coroutine
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from sparring import errors
+from sparring.cluster.nodes import enter_folder, what_computes
 from sparring.cluster.trainer import TrainerParts
 from sparring.errors import BadInput, SparringError, TrainerError, boundary
 from sparring.generation import ScoreRequest
@@ -51,6 +51,15 @@ class RankPlan:
     count: int
     meeting: str
     timeout_s: float
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """Answer of `open`: what computes in the rank's process (`what_computes`), which paths exist there, and where ranks
+    find each other if this is the first one."""
+
+    computes: dict[str, str]
+    seen: list[str]
+    meeting: str
 
 
 class ForwardCall(msgspec.Struct, frozen=True):
@@ -134,9 +143,8 @@ class Rank:
         }
 
     def call(self, method: str, data: bytes) -> tuple[bytes, bytes]:
-        """Call a method of the trainer. The first calls are `open`, which returns this rank's address and host name,
-        `join`, which connects it with the others, and `load`, which makes the trainer and returns the checksums of its
-        models.
+        """Call a method of the trainer. The first calls are `open`, with the paths that this rank must see, `join`,
+        which connects it with the others, and `load`, which makes the trainer and returns the checksums of its models.
 
         Returns:
             An encoded `RankFailure` or nothing, and the answer.
@@ -164,8 +172,8 @@ class Rank:
     def _open(self, data: bytes) -> bytes:
         from sparring.train.gloo import Meeting
 
-        self._meeting = Meeting(self._host)
-        return encode((self._meeting.address, socket.gethostname()))
+        seen, self._meeting = enter_folder(decode(data, list[str])), Meeting(self._host)
+        return encode(Opened(what_computes(), seen, self._meeting.address))
 
     def _join(self, data: bytes) -> bytes:
         from sparring.train.gloo import GlooRanks

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from sparring.cluster.call_log import BACKWARD, STEP, UnsavedCalls
-from sparring.cluster.rank import ForwardCall, PushCall, RankEnded, RankPlan, SaveCall, ScoreCall
+from sparring.cluster.nodes import NODE, check_sees, compare, paths_to_see
+from sparring.cluster.rank import ForwardCall, Opened, PushCall, RankEnded, RankFailure, RankPlan, SaveCall, ScoreCall
 from sparring.cluster.startup import starting
 from sparring.cluster.trainer import TrainerParts
 from sparring.errors import OtherRankFailed, SparringError, TrainerError, WeightsError, refusal
@@ -33,8 +34,12 @@ GRACE_S = 30.0
 class RankCalls(Protocol):
     """Rank of a trainer, wherever it runs."""
 
-    def call(self, method: str, data: bytes) -> bytes:
-        """Call a method of the rank and return its answer. Blocks; one call at a time. Raises RankEnded."""
+    def call(self, method: str, data: bytes) -> tuple[bytes, bytes]:
+        """Call a method of the rank, as `Rank.call`. Blocks; one call at a time.
+
+        Raises:
+            RankEnded: its process has ended, or stands still.
+        """
 
     def kill(self) -> None:
         """Kill the process. Calls in progress end with an error."""
@@ -108,7 +113,7 @@ class RankTrainer:
         asked = self._asked
 
         def score() -> bytes:
-            return self._ranks[asked % len(self._ranks)].call("score", encode(ScoreCall(teacher, request)))
+            return _answer(self._ranks[asked % len(self._ranks)], "score", encode(ScoreCall(teacher, request)))
 
         return decode(await self._in_worker(score), Scores)
 
@@ -192,7 +197,7 @@ class RankTrainer:
                     failure = repr(cause)
                 if attempt == ATTEMPTS or self._closed:
                     raise
-                reason = str(error).partition("; its log ends:")[0]
+                reason = str(error).partition("; the end of its log:")[0]
                 self._report(reason, "rank lost", rank=error.rank, node=self._hosts.get(error.rank), reason=reason)
                 if attempt > 1:
                     count = max(1, count // 2)
@@ -257,8 +262,14 @@ class RankTrainer:
                 if self._closed:
                     raise RankEnded("the trainer was closed before its ranks were started")
             ranks, within_s = self._ranks, self._start_timeout_s
-            opened = [decode(each, tuple[str, str]) for each in _call(ranks, "open", [b""] * len(ranks), within_s)]
-            meeting, self._hosts = opened[0][0], dict(enumerate(host for _, host in opened))
+            with paths_to_see(self._shared) as paths:
+                answers = _call(ranks, "open", [encode(list(paths))] * len(ranks), within_s)
+            opened = [decode(answer, Opened) for answer in answers]
+            self._hosts = {rank: each.computes[NODE] for rank, each in enumerate(opened)}
+            for each in opened if paths else ():
+                compare(each.computes)
+                check_sees(each.computes[NODE], each.seen, paths)
+            meeting = opened[0].meeting
             plan = RankPlan(parts=self._parts, rank=0, count=len(ranks), meeting=meeting, timeout_s=WAIT_S)
             _call(ranks, "join", [pickle.dumps(replace(plan, rank=rank)) for rank in range(len(ranks))], within_s)
             loaded = _call(ranks, "load", [b""] * len(ranks), within_s, lambda rank: ready(rank, self._hosts[rank]))
@@ -282,8 +293,8 @@ def _check_models(loaded: Sequence[Mapping[str, str]]) -> None:
     for rank, checksums in enumerate(loaded):
         for name, checksum in checksums.items():
             if checksum != (expected := loaded[0][name]):
-                where, do = f"rank {rank} of the trainer: model {name}", "give all nodes the same files"
-                raise refusal(where, f"the weights of rank 0, {expected}", checksum, do)
+                where, advice = f"rank {rank} of the trainer: model {name}", "give all nodes the same files"
+                raise refusal(where, f"the weights of rank 0, {expected}", checksum, advice)
 
 
 def _end(ranks: Sequence[RankCalls]) -> None:
@@ -291,6 +302,13 @@ def _end(ranks: Sequence[RankCalls]) -> None:
         rank.kill()  # all, before one is waited for
     for rank in ranks:
         rank.close()
+
+
+def _answer(rank: RankCalls, method: str, data: bytes) -> bytes:
+    failure, answer = rank.call(method, data)
+    if failure:
+        raise decode(failure, RankFailure).error()
+    return answer
 
 
 def _call(
@@ -310,7 +328,7 @@ def _call(
     """
 
     def one(rank: int) -> bytes:
-        answer = ranks[rank].call(method, data[rank])
+        answer = _answer(ranks[rank], method, data[rank])
         done_by(rank)
         return answer
 

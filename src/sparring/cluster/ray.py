@@ -5,11 +5,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import socket
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -17,11 +14,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from sparring.cluster.child import ChildProcess
 from sparring.cluster.config import ClusterConfig
 from sparring.cluster.engine_process import DeadEngine
-from sparring.cluster.rank import RankEnded, RankFailure
+from sparring.cluster.rank import RankEnded
 from sparring.errors import EngineError, SparringError, refusal
-from sparring.store.codec import decode
 
 OLDEST = (2, 52)
 """Oldest version of Ray with authentication by token."""
@@ -41,21 +38,11 @@ MAIN = "from sparring.cluster.ray_client import main; main()"
 
 class RayProcess:
     """Process with a `RayClient`, which ends with this one. Its methods may be called in any thread. What Ray prints
-    goes to `log`; None drops it."""
+    goes to the file `log`; None drops it."""
 
     def __init__(self, log: Path | None, *arguments: Any) -> None:
-        ours, its = socket.socketpair()
-        self._log = log
-        with its, (log or Path(os.devnull)).open("ab") as output:
-            self._process = subprocess.Popen(
-                (sys.executable, "-c", MAIN, str(its.fileno())),
-                pass_fds=(its.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,  # Ctrl-C is for the run, which then ends this process
-            )
-        self._socket, self._connection = ours, Connection(os.dup(ours.fileno()))
+        self._log, self._process = log, ChildProcess((sys.executable, "-c", MAIN), log)
+        self._connection = Connection(os.dup(self._process.socket.fileno()))
         self._asked: dict[int, Future[Any]] = {}
         self._lock, self._number, self._ended = threading.Lock(), 0, False
         self._connection.send(arguments)
@@ -82,18 +69,16 @@ class RayProcess:
                 self._connection.send((self._number, method, arguments))
         return answer.result(within_s)
 
+    def tell(self, method: str, *arguments: Any) -> None:
+        """Call a method, unless the part that it is for has ended."""
+        with suppress(EngineError):
+            self.call(method, *arguments)
+
     def close(self, within_s: float = END_S) -> None:
         """End the client, and with it the engines. Safe to call twice."""
-        with suppress(OSError):  # it has ended
-            self._socket.shutdown(socket.SHUT_RDWR)
-        try:
-            self._process.wait(within_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.close(within_s)
         self._reading.join()
         self._connection.close()
-        self._socket.close()
 
     def _read(self) -> None:
         with suppress(EOFError, OSError):
@@ -121,21 +106,17 @@ class RayEngine:
     def __init__(self, ray: RayProcess, number: int) -> None:
         self._ray, self._number = ray, number
 
-    def find(self, deadline: float, last: bool = False) -> str:
-        return str(self._ray.call("find", self._number, max(0.0, deadline - time.monotonic()), last))
+    def find(self, within_s: float, last: bool = False) -> str:
+        return str(self._ray.call("find", self._number, within_s, last))
 
     def kill(self) -> None:
-        self._tell("kill")
+        self._ray.tell("tell", self._number, "kill")
 
     def replied(self) -> None:
-        self._tell("replied")
+        self._ray.tell("tell", self._number, "replied")
 
     def close(self) -> None:
-        self._tell("end")
-
-    def _tell(self, method: str) -> None:
-        with suppress(EngineError):  # what has ended has nothing to do
-            self._ray.call(method, self._number)
+        self._ray.tell("end", self._number)
 
 
 class Given:
@@ -161,25 +142,19 @@ class RayRank:
     def __init__(self, ray: RayProcess, number: int, given: Given) -> None:
         self._ray, self._number, self._given = ray, number, given
 
-    def call(self, method: str, data: bytes) -> bytes:
+    def call(self, method: str, data: bytes) -> tuple[bytes, bytes]:
         try:
             argument = self._given.number(data) if len(data) >= LARGE else data
             failure, answer = self._ray.call("ranks.call", self._number, method, argument)
         except EngineError as error:
             raise RankEnded(str(error)) from None
-        if failure:
-            raise decode(failure, RankFailure).error()
-        return bytes(answer)
+        return failure, answer
 
     def kill(self) -> None:
-        self._tell("ranks.kill")
+        self._ray.tell("ranks.kill", self._number)
 
     def close(self) -> None:
-        self._tell("ranks.end")
-
-    def _tell(self, method: str) -> None:
-        with suppress(EngineError):  # what has ended has nothing to do
-            self._ray.call(method, self._number)
+        self._ray.tell("ranks.end", self._number)
 
 
 class RayParts:
@@ -191,7 +166,7 @@ class RayParts:
         log: file for what Ray prints; None: it is dropped.
 
     Raises:
-        BadInput: Ray is not installed, does not answer, or has fewer processors than are needed.
+        BadInput: Ray is not installed, does not answer, or lacks processors.
     """
 
     def __init__(self, config: ClusterConfig, threads: int, for_ranks: int, log: Path | None) -> None:
@@ -203,8 +178,8 @@ class RayParts:
         except TimeoutError:
             self._ray.close(within_s=0)
             expected = f"a Ray cluster at {config.address} that answers within cluster.wait_s = {config.wait_s:g} s"
-            do = "start it again, correct the address, or raise cluster.wait_s"
-            raise refusal("cluster.address", expected, "none", do) from None
+            advice = "start it again, correct the address, or raise cluster.wait_s"
+            raise refusal("cluster.address", expected, "none", advice) from None
         except SparringError:
             self._ray.close()
             raise
@@ -213,14 +188,13 @@ class RayParts:
         """Place engines and start them; return them before they answer."""
         return [RayEngine(self._ray, number) for number in self._ray.call("start", words, key)]
 
-    def ranks(self, folder: Path, threads: int) -> Callable[[int], list[RayRank]]:
-        """Return a function that places the ranks of a trainer, and later those that replace them, which may be fewer.
-        Every node with a rank must see the run's `folder`."""
+    def ranks(self, threads: int) -> Callable[[int], list[RayRank]]:
+        """Return a function that places the ranks of a trainer, and later those that replace them, which may be
+        fewer."""
         made = list[RayRank]()
 
         def place(count: int) -> list[RayRank]:
-            given, at = Given(self._ray), str(folder.absolute())
-            numbers = self._ray.call("ranks.place", count, threads, at, bool(made))
+            given, numbers = Given(self._ray), self._ray.call("ranks.place", count, threads, bool(made))
             made[:] = [RayRank(self._ray, number, given) for number in numbers]
             return made
 

@@ -2,7 +2,7 @@
 not answer blocks nothing of the run. `ray.RayProcess` starts it and calls the methods of `RayClient`.
 
 Ray places engines and ranks, starts engines again elsewhere when they or their node die, and says what the cluster has.
-Tokens and weights travel over HTTP between the run and the engines, not through Ray; calls of ranks do (`ray_rank`).
+Tokens and weights travel over HTTP between the run and the engines, not through Ray; calls of ranks do (`ray_ranks`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from sparring.cluster.child import parents_socket
 from sparring.cluster.config import ClusterConfig
 from sparring.cluster.engine_process import DeadEngine, EngineProcess, serving
-from sparring.cluster.ray_nodes import check_nodes
-from sparring.cluster.ray_rank import RankActors
+from sparring.cluster.ray_nodes import NodeProcess, check_nodes
+from sparring.cluster.ray_ranks import RankPlaces
 from sparring.errors import EngineError, SparringError, boundary, refusal
 
 PAUSE_S = 1.0
@@ -39,36 +41,15 @@ CONNECT_S = 10.0
 
 
 class EngineActor(NamedTuple):
-    """Actor with a `NodeEngine`, and its placement group."""
+    """Actor with an engine's process, and its placement group."""
 
     actor: Any
     group: Any
 
 
-class NodeEngine:
-    """Actor on a node: a `sparring serve` on an address of the node, started again when it dies. The process ends with
-    the actor, and the actor with the run.
-
-    Args:
-        words: arguments of `sparring serve` but for its address.
-    """
-
-    def __init__(self, words: Sequence[str], key: str) -> None:
-        import ray
-
-        self._process = EngineProcess(serving([*words, "--host", ray.util.get_node_ip_address()]), key)
-
-    def find(self, within_s: float) -> str:
-        """Wait until the server answers, and return its address, as `EngineProcess.find`."""
-        return self._process.find(time.monotonic() + within_s)
-
-    def kill(self) -> None:
-        """Kill the server that was found last, as `EngineProcess.kill`."""
-        self._process.kill()
-
-    def replied(self) -> None:
-        """Reset the count of deaths in a row."""
-        self._process.replied()
+def engine_at(words: Sequence[str], key: str, host: str) -> EngineProcess:
+    """Start a server at an address of this machine. `words`: arguments of `sparring serve` but for its address."""
+    return EngineProcess(serving([*words, "--host", host]), key)
 
 
 class RayClient:
@@ -81,15 +62,11 @@ class RayClient:
 
     def __init__(self, config: ClusterConfig, threads: int, for_ranks: int = 0) -> None:
         self._config, self._threads, self._for_ranks = config, threads, for_ranks
-        self.ranks = RankActors(config)
+        self.ranks = RankPlaces(config)
         self._engines: list[EngineActor] = []
 
     def connect(self) -> None:
-        """Connect this process to the cluster.
-
-        Raises:
-            BadInput: no cluster answers.
-        """
+        """Connect this process to the cluster; refuse an address where none answers (`BadInput`)."""
         import ray
 
         address = self._config.address
@@ -98,15 +75,14 @@ class RayClient:
                 socket.create_connection((at[0], int(at[2])), CONNECT_S).close()
             ray.init(address, namespace="sparring", log_to_driver=False, logging_level=logging.ERROR)
         except (OSError, RuntimeError, ValueError) as error:
-            do = "start one (`ray start --head`), or correct the address"
-            raise refusal("cluster.address", f"a Ray cluster at {address}", str(error).split("\n")[0], do) from error
+            advice = "start one (`ray start --head`), or correct the address"
+            raise refusal(
+                "cluster.address", f"a Ray cluster at {address}", str(error).split("\n")[0], advice
+            ) from error
 
     def check_resources(self) -> int:
-        """Wait for the processors that engines and ranks need, as Ray would for ever, and return the number of nodes.
-
-        Raises:
-            BadInput: they did not come in time.
-        """
+        """Wait for the processors that engines and ranks need, and return the number of nodes; refuse a cluster that
+        does not get them in time, for which Ray would wait for ever (`BadInput`)."""
         import ray
 
         needed, deadline = self._threads * self._config.engines, time.monotonic() + self._config.wait_s
@@ -136,25 +112,16 @@ class RayClient:
             for number in range(self._config.engines)
         ]
         check_nodes(strategies, self._config.start_timeout_s)
-        actor = ray.remote(NodeEngine)
-        first = len(self._engines)
-        self._engines += [
-            EngineActor(
-                actor.options(
-                    num_cpus=self._threads, max_restarts=-1, max_task_retries=0, scheduling_strategy=strategy
-                ).remote(list(words), key),
-                group,
-            )
-            for strategy in strategies
-        ]
+        first, make = len(self._engines), partial(engine_at, list(words), key)
+        settings = {"num_cpus": self._threads, "max_restarts": -1, "max_task_retries": 0}
+        for strategy in strategies:
+            actor = ray.remote(NodeProcess).options(**settings, scheduling_strategy=strategy).remote(make)
+            self._engines.append(EngineActor(actor, group))
         return list(range(first, len(self._engines)))
 
     def find(self, number: int, within_s: float, last: bool = False) -> str:
-        """Return the address of an engine, as soon as Ray has placed its actor and it answers, within `within_s`
-        seconds.
-
-        Args:
-            last: whether ranks give way to it where it finds no place (`RankActors.give_way`).
+        """Return the address of an engine, once Ray has placed its actor and it answers, as `PlacedEngine.find`. If
+        `last`, ranks give way to it where it finds no place (`RankPlaces.give_way`).
 
         Raises:
             DeadEngine: it is not started any more.
@@ -163,12 +130,13 @@ class RayClient:
         import ray
 
         begun = time.monotonic()
-        while (left := begun + within_s - time.monotonic()) > 0:
+        while (rest_s := begun + within_s - time.monotonic()) > 0:
             if last and time.monotonic() > begun + PLACE_S and not self._has_place(number):
                 self.ranks.give_way(number, self._threads)
                 last = False
             try:
-                return str(ray.get(self._engines[number].actor.find.remote(left), timeout=min(left, PLACE_S)))
+                found = self._engines[number].actor.call.remote("find", rest_s)
+                return str(ray.get(found, timeout=min(rest_s, PLACE_S)))
             except ray.exceptions.GetTimeoutError:
                 continue
             except ray.exceptions.RayActorError:  # its node died; Ray starts it on another
@@ -180,10 +148,9 @@ class RayClient:
         if self._has_place(number):
             raise EngineError(f"{where} it to start, got no answer within {within_s:.0f} s")
         free, ranks = ray.available_resources().get("CPU", 0.0), self.ranks.processors
-        got = f"{free:g} free on all nodes together, beside {ranks} of ranks"
-        raise EngineError(
-            f"{where} a node with {self._threads} free CPUs for it, got {got}; add nodes, and start again"
-        )
+        there = f"{free:g} free on all nodes together, beside {ranks} of ranks"
+        needed = f"a node with {self._threads} free CPUs for it"
+        raise EngineError(f"{where} {needed}, got {there}; add nodes, and start again")
 
     def _has_place(self, number: int) -> bool:
         """Whether an engine's node lives."""
@@ -191,13 +158,9 @@ class RayClient:
 
         return bool(placement_group_table(self._engines[number].group)["state"] == "CREATED")
 
-    def kill(self, number: int) -> None:
-        """Kill the engine process of the last `find`, through an actor on its node."""
-        self._engines[number].actor.kill.remote()
-
-    def replied(self, number: int) -> None:
-        """Reset the engine's count of deaths in a row, through its actor."""
-        self._engines[number].actor.replied.remote()
+    def tell(self, number: int, method: str) -> None:
+        """Call `kill` or `replied` of an engine, through its actor, without waiting for it."""
+        self._engines[number].actor.call.remote(method)
 
     def end(self, number: int) -> None:
         """End an engine, and those that were placed with it."""
@@ -207,14 +170,14 @@ class RayClient:
             ray.kill(self._engines[number].actor)
             ray.util.remove_placement_group(self._engines[number].group)
 
-    def _refused(self, got: str) -> Exception:
+    def _refused(self, there: str) -> Exception:
         needed = f"{self._config.engines} engines of {self._threads} CPUs on the Ray cluster"
-        keys, do = "cluster.engines", "lower cluster.engines or cluster.engine_threads"
+        keys, advice = "cluster.engines", "lower cluster.engines or cluster.engine_threads"
         if self._for_ranks:
             count = self._config.ranks
             needed += f" and {count} ranks of {self._for_ranks // count} CPUs"
-            keys, do = f"{keys} and cluster.ranks", f"{do}, or cluster.ranks or cluster.rank_threads"
-        return refusal(keys, needed, got, f"{do}, or add nodes")
+            keys, advice = f"{keys} and cluster.ranks", f"{advice}, or cluster.ranks or cluster.rank_threads"
+        return refusal(keys, needed, there, f"{advice}, or add nodes")
 
 
 def serve(connection: Connection) -> None:
@@ -245,8 +208,7 @@ def serve(connection: Connection) -> None:
 
 
 def main() -> None:
-    """Serve the connection whose descriptor is the program's argument, then leave the cluster, which ends engines and
-    ranks."""
-    serve(Connection(int(sys.argv[1])))
+    """Serve the parent's connection, then leave the cluster, which ends engines and ranks."""
+    serve(Connection(parents_socket()))
     sys.modules["ray"].shutdown()
     os._exit(0)  # a call may still wait for Ray

@@ -18,7 +18,7 @@ Ready = Callable[[int, str], None]
 def starting(kind: str, count: int, report: Report, on: int = 0) -> Iterator[Ready]:
     """Report that engines or ranks (`kind`) start, and yield a function that reports each one that is ready, and after
     the last one that all are. `on`: number of nodes, 0 for this machine."""
-    begun, left, one_at_a_time = time.monotonic(), set(range(count)), threading.Lock()
+    begun, missing, one_at_a_time = time.monotonic(), set(range(count)), threading.Lock()
     every = f"{count} {kind}{'s' * (count > 1)}"
 
     def tell(text: str, **number: int) -> None:
@@ -27,10 +27,10 @@ def starting(kind: str, count: int, report: Report, on: int = 0) -> Iterator[Rea
     def ready(number: int, where: str) -> None:
         with one_at_a_time:
             tell(f"{kind} {number} is ready ({where}, {{}})", **{kind: number})
-            left.discard(number)
-            if not left:
+            missing.discard(number)
+            if not missing:
                 tell(f"{every} ready after {{}}")
 
     tell(f"starting {every}{f' on {on} nodes' if on else ''}")
-    with waiting(f"{kind}s to start:", lambda: ", ".join(map(str, sorted(left)))):
+    with waiting(f"{kind}s to start:", lambda: ", ".join(map(str, sorted(missing)))):
         yield ready

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparring.model.config import ModelConfig
 from sparring.protocols import TrainPlan
@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from sparring.model.causal import CausalModel
     from sparring.train.ranks import Ranks
     from sparring.train.trainer import LocalTrainer
+
+
+def load_model(spec: ModelConfig, path: str, device: str, **how: Any) -> CausalModel:
+    """Load a model of `[models]` from a folder; `how`: further arguments of `model.load.load`."""
+    from sparring.model.load import load
+
+    return load(path, dtype=spec.dtype, device=device, numerics=spec.numerics, **how)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,32 +42,23 @@ class TrainerParts:
     threads: int
     sharded: bool = False
 
-    def load(self, name: str, path: str) -> CausalModel:
-        """Load a model of `[models]` from a folder, to be computed without gradients."""
-        from sparring.model.load import load
-
-        spec = self.models[name]
-        return load(path, dtype=spec.dtype, device=self.device, numerics=spec.numerics)
-
     def trainer(self, ranks: Ranks | None = None) -> LocalTrainer:
         """Make the trainer in this process, or the part of one of `ranks`."""
-        from sparring.model.load import load
         from sparring.train.average import Average
         from sparring.train.ranks import ALONE, RankLayout
         from sparring.train.trainer import LocalTrainer
 
         spec, plan = self.models[self.name], self.plan
-        model = load(
+        model = load_model(
+            spec,
             self.path,
-            dtype=spec.dtype,
-            device=self.device,
-            numerics=spec.numerics,
+            self.device,
             gradient_checkpointing=spec.gradient_checkpointing,
             head=plan.head,
             packs=not self.sharded,
         )
         moving = {
-            teacher: self.load(teacher if teacher in self.models else self.name, folder or self.path)
+            teacher: load_model(self.models.get(teacher, spec), folder or self.path, self.device)
             for teacher, folder in plan.teachers.items()
         }
         averages = {average: Average(moving[average], decay) for average, decay in plan.averages.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from contextlib import closing
 from pathlib import Path
 
 from sparring.dashboard.page_data import TRAIN_STAGES
@@ -12,11 +13,8 @@ from sparring.dashboard.report import open_store
 def write_curves(run_dir: Path) -> list[Path]:
     """Write `curves/STAGE.csv` for every stage with metrics of a run, finished or not, and return the files. Rows are
     steps, columns are metrics, numbers are as recorded; a missing metric is an empty cell."""
-    store = open_store(run_dir)
-    try:
+    with closing(open_store(run_dir)) as store:
         metrics = {stage: store.metrics(stage) for stage in TRAIN_STAGES}
-    finally:
-        store.close()
     files = []
     for stage, rows in metrics.items():
         if rows:

@@ -29,19 +29,16 @@ def evaluations(run_dir: Path, store: Store, config: Mapping[str, Any]) -> list[
 
 
 def _recorded_evaluations(run_dir: Path, store: Store, config: Mapping[str, Any]) -> Iterator[tuple[str, Evaluation]]:
-    for label in OF_A_RUN:
-        recorded = store.get(f"eval/{label}")
-        if recorded is not None:
-            name = "after rl, tool host switched off" if label == "no_tool" else f"after {label}"
-            yield name, msgspec.convert(recorded, Evaluation)
-    for teacher in sorted(set(config.get("distill", {}).get("teachers", {}).values())):
-        recorded = store.get(f"eval/teacher/{teacher}")
-        if recorded is not None:
-            yield f"teacher {teacher}, on what it teaches", msgspec.convert(recorded, Evaluation)
-    for other, path in config.get("eval", {}).get("against", {}).items():
-        recorded = store.get(f"against/{other}")
-        if recorded is not None:
-            yield f"{other} ({path})", msgspec.convert(recorded["evaluation"], Evaluation)
+    teachers = sorted(set(config.get("distill", {}).get("teachers", {}).values()))
+    names = {
+        **{f"eval/{stage}": f"after {stage}" for stage in OF_A_RUN},
+        "eval/no_tool": "after rl, tool host switched off",
+        **{f"eval/teacher/{teacher}": f"teacher {teacher}, on what it teaches" for teacher in teachers},
+        **{f"against/{run}": f"{run} ({path})" for run, path in config.get("eval", {}).get("against", {}).items()},
+    }
+    for key, name in names.items():
+        if (recorded := store.get(key)) is not None:
+            yield name, msgspec.convert(recorded.get("evaluation", recorded), Evaluation)
     for file in (run_dir / RESULT, *sorted((run_dir / FOLDERS).glob(f"*/{RESULT}"))):
         if file.is_file():
             evaluated = read_result(file)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sparring.dashboard.page_data import GROUP_STAGES, credit_of
-from sparring.dashboard.rollouts import entry, group_advantages, summary
+from sparring.dashboard.rollouts import entry, group_advantages, members, summary
 from sparring.errors import refusal
 from sparring.protocols import Store
 from sparring.types import Group, Rollout, Score
@@ -19,11 +19,12 @@ SEARCHED = 200
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutLine:
-    """Rollout in the list. `text` is the searched text in lower case; `number` is its group's admission index."""
+    """Rollout in the list. `text` is the searched text in lower case; `number` is its group's admission index; `facts`
+    are for the page."""
 
     stage: str
     number: int
-    shown: Mapping[str, Any]
+    facts: Mapping[str, Any]
     text: str
 
 
@@ -43,12 +44,12 @@ class RolloutIndex:
                 last = -1
             for group in store.groups(stage=stage, first=last + 1):
                 self._last[stage] = group.index
-                for rollout, score in _members(group):
+                for rollout, score in members(group):
                     self._lines[stage][rollout.id] = _line(stage, group, rollout, score)
 
     def outcomes(self) -> Counter[str]:
         """Return the number of training rollouts by outcome."""
-        return Counter(line.shown["outcome"] for line in self._lines["rl"].values())
+        return Counter(line.facts["outcome"] for line in self._lines["rl"].values())
 
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))
@@ -59,27 +60,27 @@ class RolloutIndex:
 
     def axes(self) -> dict[str, list[str]]:
         """Return the values of each axis that has several values, to filter by."""
-        lines = [line.shown for lines in self._lines.values() for line in lines.values()]
+        lines = [line.facts for lines in self._lines.values() for line in lines.values()]
         values = {axis: sorted({value_of(line) for line in lines}) for axis, value_of in _AXES.items()}
         return {axis: names for axis, names in values.items() if len(names) > 1}
 
-    def open(self, store: Store, config: Mapping[str, Any], id: str, model: str = "policy") -> dict[str, Any] | None:
+    def open(self, store: Store, config: Mapping[str, Any], id: str) -> dict[str, Any] | None:
         """Return a rollout with all its tokens for the viewer, or None if it is not recorded. Its advantages follow
         from the run's `config`."""
         line = next((lines[id] for lines in self._lines.values() if id in lines), None)
         if line is None:
             return None
         for group in store.groups(stage=line.stage, first=line.number, end=line.number + 1):
-            for rollout, score in _members(group):
+            for rollout, score in members(group):
                 if rollout.id == id:
                     credit = credit_of(config) if line.stage == "rl" else None
-                    advantages = group_advantages(group, credit, model) if credit else {}
+                    advantages = group_advantages(group, credit) if credit else {}
                     return entry(group, rollout, score, line.stage, advantages)
         return None
 
 
 def find(lines: Sequence[RolloutLine], chosen: Mapping[str, str], words: str = "") -> list[Mapping[str, Any]]:
-    """Return the lines that match, as they are shown.
+    """Return the facts of the lines that match.
 
     Args:
         chosen: required values of `stage`, `dataset`, `outcome`, `success` or `reward`, as in `RolloutIndex.axes`.
@@ -92,26 +93,21 @@ def find(lines: Sequence[RolloutLine], chosen: Mapping[str, str], words: str = "
     if len(terms) > 1 and len(words) > SEARCHED:
         raise refusal("words", f"at most {SEARCHED} characters of several words", str(len(words)), "search for fewer")
     return [
-        line.shown
+        line.facts
         for line in lines
-        if all(_AXES[axis](line.shown) == value for axis, value in chosen.items() if value and axis in _AXES)
+        if all(_AXES[axis](line.facts) == value for axis, value in chosen.items() if value and axis in _AXES)
         and all(word in line.text for word in terms)
     ]
 
 
-def _members(group: Group) -> Iterator[tuple[Rollout, Score | None]]:
-    yield from zip(group.rollouts, group.scores, strict=True)
-    yield from ((rollout, None) for rollout in group.failed)
-
-
 def _line(stage: str, group: Group, rollout: Rollout, score: Score | None) -> RolloutLine:
-    shown = {**summary(rollout, score), "stage": stage, "version": group.version}
+    facts = {**summary(rollout, score), "stage": stage, "version": group.version}
     messages = [segment.message for t in rollout.trajectories for segment in t.segments if segment.message is not None]
     question = next((message.content or "" for message in rollout.task.messages if message.role == "user"), "")
     answer = next((message.content or "" for message in reversed(messages) if message.role == "assistant"), "")
-    facts = [rollout.id, rollout.task.id, rollout.task.tag or "", rollout.outcome.kind, rollout.outcome.reason]
-    searched: Sequence[str] = [*facts, str(question)[:SEARCHED], str(answer)[:SEARCHED]]
-    return RolloutLine(stage=stage, number=group.index, shown=shown, text="\n".join(searched).lower())
+    names = (rollout.id, rollout.task.id, rollout.task.tag or "", rollout.outcome.kind, rollout.outcome.reason)
+    text = "\n".join((*names, str(question)[:SEARCHED], str(answer)[:SEARCHED]))
+    return RolloutLine(stage=stage, number=group.index, facts=facts, text=text.lower())
 
 
 def _success(line: Mapping[str, Any]) -> str:

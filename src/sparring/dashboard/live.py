@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
-import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,13 @@ from starlette.routing import Route
 from sparring.dashboard.index import RolloutIndex, find
 from sparring.dashboard.page_data import figures, read_config, shares, used_pieces, vocabulary
 from sparring.dashboard.report import embedded_json, open_store, page
-from sparring.errors import BadInput, refusal
-from sparring.gateway.serving import BoundedServer, server_settings
+from sparring.errors import BadInput
+from sparring.gateway.serving import BoundedServer, listen_on, server_settings, url_of
 from sparring.protocols import Store
 
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
 ROWS = 200
 """Maximum number of rollouts per answer; the page asks for more."""
-
-MODEL = "policy"
 
 
 class LivePage:
@@ -74,13 +71,9 @@ class LivePage:
 
     @contextmanager
     def _reading(self) -> Iterator[Store]:
-        with self._one_at_a_time:
-            store = open_store(self._folder)
-            try:
-                self._index.update(store)
-                yield store
-            finally:
-                store.close()
+        with self._one_at_a_time, closing(open_store(self._folder)) as store:
+            self._index.update(store)
+            yield store
 
     def _page(self, request: Request) -> Response:
         return HTMLResponse(page(self._page_data(), live=True), headers={"Cache-Control": "no-store"})
@@ -128,8 +121,8 @@ class LivePage:
     def _rollout(self, request: Request) -> Response:
         _, config = read_config(self._folder)
         with self._reading() as store:
-            self._pieces = self._pieces or vocabulary(self._folder, config, MODEL)
-            entry = self._index.open(store, config, request.query_params.get("id", ""), MODEL)
+            self._pieces = self._pieces or vocabulary(self._folder, config)
+            entry = self._index.open(store, config, request.query_params.get("id", ""))
         if entry is None:
             return PlainTextResponse("expected the id of a recorded rollout", 404)
         return _json({"rollout": entry, "pieces": used_pieces(self._pieces, [entry])})
@@ -159,12 +152,6 @@ def serve_report(folder: Path, host: str, port: int, say: Callable[[str], None])
     """
     key = secrets.token_urlsafe(18)
     application = LivePage(folder, host, key).application()
-    try:
-        family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.create_server((host, port), family=family)
-    except (OSError, OverflowError, UnicodeError) as error:
-        raise refusal(f"{host}:{port}", "a free address", str(error), "choose another --host or --port") from error
-    shown = f"[{host}]" if family == socket.AF_INET6 else host
-    with listening:
-        say(f"http://{shown}:{listening.getsockname()[1]}/?key={key}")
+    with listen_on(host, port, "choose another --host or --port") as listening:
+        say(f"{url_of(host, listening)}/?key={key}")
         asyncio.run(BoundedServer(server_settings(application)).serve(sockets=[listening]))

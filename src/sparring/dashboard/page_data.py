@@ -19,6 +19,7 @@ from sparring.dashboard.pick import Picker
 from sparring.dashboard.rollouts import group_advantages, group_entries
 from sparring.dashboard.token_text import Piece, load_pieces
 from sparring.protocols import Credit, Store
+from sparring.types import POLICY
 from sparring.validation import convert
 
 POINTS = 600
@@ -36,27 +37,38 @@ AT_THE_END = {
 }
 """Metrics whose last value the stage table shows, with their labels in the table."""
 
+PICKS = 3
+"""Number of groups of the rl stage that the page shows of each kind (first, last, between, best, worst, failed)."""
+
 GROUP_STAGES = ("rl", "distill", *(f"eval/{name}" for name in OF_A_RUN), "eval")
 """Names under which a run or an evaluation may store groups."""
 
 
-def gather(run_dir: Path, store: Store, *, model: str = "policy", picks_each: int = 3) -> dict[str, Any]:
+def gather(run_dir: Path, store: Store) -> dict[str, Any]:
     """Return the page's data. Of the run's folder, `summary.json`, `config.toml` and checkpoints are read if they
-    exist.
-
-    Args:
-        picks_each: number of groups to show of each kind (first, last, between, best, worst, failed) and stage.
-    """
+    exist."""
     _, config = read_config(run_dir)
-    groups = _Groups(config, model=model, picks_each=picks_each)
+    credit = credit_of(config)
+    outcomes: Counter[str] = Counter()
+    entries: list[dict[str, Any]] = []
+    num_rollouts = 0
     for stage in GROUP_STAGES:
-        groups.read(store, stage)
+        picker = Picker(per_kind=PICKS if stage == "rl" else 1)
+        for group in store.groups(stage=stage):
+            picker.take(group)
+            rollouts = (*group.rollouts, *group.failed)
+            num_rollouts += len(rollouts)
+            if stage == "rl":
+                outcomes.update(rollout.outcome.kind for rollout in rollouts)
+        for group, names in picker.picked():
+            advantages = group_advantages(group, credit) if credit and stage == "rl" else {}
+            entries += group_entries(group, names, stage, advantages)
     return {
         **figures(run_dir, store),
-        "outcomes": shares(groups.kinds),
-        "rollouts": groups.entries,
-        "rollouts_seen": groups.seen,
-        "pieces": used_pieces(vocabulary(run_dir, config, model), groups.entries),
+        "outcomes": shares(outcomes),
+        "rollouts": entries,
+        "rollouts_seen": num_rollouts,
+        "pieces": used_pieces(vocabulary(run_dir, config), entries),
     }
 
 
@@ -95,30 +107,6 @@ def shares(kinds: Mapping[str, int]) -> list[dict[str, Any]]:
     """Return the outcomes of training rollouts with counts and shares, the most frequent first."""
     total = sum(kinds.values())
     return [{"name": name, "count": n, "share": n / total} for name, n in Counter(kinds).most_common()]
-
-
-class _Groups:
-    """Figures of one pass over the stored groups."""
-
-    def __init__(self, config: Mapping[str, Any], *, model: str, picks_each: int) -> None:
-        self._credit = credit_of(config)
-        self._model = model
-        self._picks_each = picks_each
-        self.kinds: Counter[str] = Counter()
-        self.entries: list[dict[str, Any]] = []
-        self.seen = 0
-
-    def read(self, store: Store, stage: str) -> None:
-        """Stream the groups of one stage through the picker, and keep its choice."""
-        picker = Picker(per_kind=self._picks_each if stage == "rl" else 1)
-        for group in store.groups(stage=stage):
-            picker.take(group)
-            self.seen += len(group.rollouts) + len(group.failed)
-            if stage == "rl":
-                self.kinds.update(r.outcome.kind for r in (*group.rollouts, *group.failed))
-        for group, names in picker.picked():
-            advantages = group_advantages(group, self._credit, self._model) if self._credit and stage == "rl" else {}
-            self.entries += group_entries(group, names, stage, advantages)
 
 
 def _curves(rows: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, Any]:
@@ -227,11 +215,11 @@ def _account(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     return entries + ([{"name": "UNACCOUNTED", "tokens": missing}] if missing > 0 else [])
 
 
-def vocabulary(run_dir: Path, config: Mapping[str, Any], model: str) -> dict[int, Piece]:
-    """Return the text of every token of a run's model; {} without a tokenizer, in which case the page shows ids."""
+def vocabulary(run_dir: Path, config: Mapping[str, Any]) -> dict[int, Piece]:
+    """Return the text of every token of the policy; {} without a tokenizer, in which case the page shows ids."""
     folders = [run_dir, *sorted(run_dir.glob("*/")), *sorted(run_dir.glob("*/*/"))]
-    named = config.get("models", {}).get(model, {}).get("path")
-    folders += [Path(named)] if named else []
+    checkpoint = config.get("models", {}).get(POLICY, {}).get("path")
+    folders += [Path(checkpoint)] if checkpoint else []
     file = next((f / "tokenizer.json" for f in folders if (f / "tokenizer.json").is_file()), None)
     return load_pieces(file) if file else {}
 

@@ -8,6 +8,7 @@ import html
 import json
 import math
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,8 @@ SCRIPTS = ("charts.js", "viewer.js", "live.js", "page.js")
 
 def write_report(run_dir: Path) -> Path:
     """Write the report of a run, finished or not, and return its path."""
-    store = open_store(run_dir)
-    try:
+    with closing(open_store(run_dir)) as store:
         data = gather(run_dir, store)
-    finally:
-        store.close()
     target = run_dir / "report.html"
     write_whole(target, page(data).encode())  # a reader never sees a partial page
     return target

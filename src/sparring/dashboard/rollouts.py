@@ -7,20 +7,25 @@ from typing import Any
 
 from sparring.batch.flatten import flatten
 from sparring.protocols import Credit
-from sparring.types import Group, Rollout, Score, Segment, Trajectory
+from sparring.types import POLICY, Group, Rollout, Score, Segment, Trajectory
 
 Advantages = Mapping[tuple[str, int], Sequence[float | None]]
 """(trajectory id, segment index) -> one advantage per token, None for an untrained token."""
 
 
-def group_advantages(group: Group, credit: Credit, model: str) -> Advantages:
+def members(group: Group) -> list[tuple[Rollout, Score | None]]:
+    """Return the rollouts of a group with their scores, then the failed ones without."""
+    return [*zip(group.rollouts, group.scores, strict=True), *((rollout, None) for rollout in group.failed)]
+
+
+def group_advantages(group: Group, credit: Credit) -> Advantages:
     """Return the advantage of each sampled token of a training group; {} for a filtered group.
 
     The result is right for credit rules that look at one group at a time, such as GRPO.
     """
     if any(rollout.purpose != "train" for rollout in group.rollouts):
         return {}
-    [rows] = credit.credit([group], [flatten(group, model)])
+    [rows] = credit.credit([group], [flatten(group, POLICY)])
     branches = {
         f"{trajectory.id}#{number}": (trajectory.id, branch)
         for rollout in group.rollouts
@@ -51,8 +56,15 @@ def group_entries(group: Group, picks: Sequence[str], stage: str, advantages: Ad
 
 def entry(group: Group, rollout: Rollout, score: Score | None, stage: str, advantages: Advantages) -> dict[str, Any]:
     """Return one rollout of a group with all its tokens."""
-    place = {"stage": stage, "group": group.id, "of": len(group.rollouts) + len(group.failed), "version": group.version}
-    return summary(rollout, score) | place | _details(rollout, advantages)
+    failure = rollout.outcome.failure
+    return summary(rollout, score) | {
+        "stage": stage,
+        "group": group.id,
+        "of": len(group.rollouts) + len(group.failed),
+        "version": group.version,
+        "failure": failure and {"error": failure.error, "where": failure.where, "message": failure.message},
+        "segments": [_segment(t, s, advantages) for t in rollout.trajectories for s in t.segments],
+    }
 
 
 def summary(rollout: Rollout, score: Score | None) -> dict[str, Any]:
@@ -71,14 +83,6 @@ def summary(rollout: Rollout, score: Score | None) -> dict[str, Any]:
         "sampled": sum(t.usage.sampled_tokens for t in rollout.trajectories),
         "wall_s": round(sum(t.timing.wall_s for t in rollout.trajectories), 4),
         "parts": dict(score.parts) if score else {},
-    }
-
-
-def _details(rollout: Rollout, advantages: Advantages) -> dict[str, Any]:
-    failure = rollout.outcome.failure
-    return {
-        "failure": failure and {"error": failure.error, "where": failure.where, "message": failure.message},
-        "segments": [_segment(t, s, advantages) for t in rollout.trajectories for s in t.segments],
     }
 
 

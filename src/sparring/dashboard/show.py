@@ -12,6 +12,7 @@ from pathlib import Path
 
 from sparring.dashboard.page_data import GROUP_STAGES
 from sparring.dashboard.report import open_store
+from sparring.dashboard.rollouts import members
 from sparring.errors import refusal
 from sparring.protocols import Store
 from sparring.types import Group, Message, Rollout, Score
@@ -35,14 +36,13 @@ def show(folder: str | os.PathLike[str], name: str | None = None) -> Iterator[st
         found = _newest(store) if name is None else _named(store, name)
         if not found:
             newest = ", ".join(group.id for group in _newest(store)) or "none yet"
-            do = f"name another, or none (the newest of each stage: {newest})"
-            raise refusal(str(folder), "the id of a scored group or rollout", repr(name or "no group"), do)
+            advice = f"name another, or none (the newest of each stage: {newest})"
+            raise refusal(str(folder), "the id of a scored group or rollout", repr(name or "no group"), advice)
         for group in found:
             yield _line(f"=== {group.id}: task {group.task.id}, weights of version {group.version}")
             for message in group.task.messages:
                 yield from _message(message)
-            scored: list[tuple[Rollout, Score | None]] = [*zip(group.rollouts, group.scores, strict=True)]
-            for rollout, score in [*scored, *((rollout, None) for rollout in group.failed)]:
+            for rollout, score in members(group):
                 if name in (None, group.id, rollout.id):
                     yield from ("", _line(_result(rollout, score)), *conversation(rollout, group.task.messages))
 

@@ -37,11 +37,7 @@ class AdapterTable:
 
     def find(self, name: str | None) -> ServedWeights:
         """Return the weights of a request with `adapter = name`. None selects the engine's own adapter, or the base
-        model if there is no such adapter.
-
-        Raises:
-            RequestRefused: no adapter with this name is loaded.
-        """
+        model if there is no such adapter. Raises RequestRefused if no adapter with this name is loaded."""
         if name is None:
             return self._served.get(self._name, self._base)
         if name not in self._served:
@@ -64,8 +60,8 @@ class AdapterTable:
         if served is not None and (ref.version, ref.checksum) == (served.version, served.checksum):
             return None
         if served is not None and ref.version <= served.version:
-            got = f"{ref.version}; publish every change of an adapter under a new version number"
-            raise WeightsError(f"{where(ref)}: expected a version above the served {served.version}, got {got}")
+            version = f"{ref.version}; publish every change of an adapter under a new version number"
+            raise WeightsError(f"{where(ref)}: expected a version above the served {served.version}, got {version}")
         spare = self._free()
         self._model.adapters.put(spare, adapter)
         try:

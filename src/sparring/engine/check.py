@@ -39,8 +39,10 @@ def check_request(request: GenerateRequest, limits: EngineLimits) -> int:
     elif max_new < 1:
         problem = f"a prompt of fewer than {limits.max_positions} tokens, got {len(tokens)}; shorten it"
     elif len(tokens) + max_new - 1 > limits.capacity:
-        got = f"{len(tokens)} + {max_new}"
-        problem = f"prompt + max_tokens within the cache of {limits.capacity} tokens, got {got}; raise engine.kv.tokens"
+        length = f"{len(tokens)} + {max_new}"
+        problem = (
+            f"prompt + max_tokens within the cache of {limits.capacity} tokens, got {length}; raise engine.kv.tokens"
+        )
     else:
         problem = problem_of(request, limits.vocab_size)
     if problem:
@@ -53,8 +55,8 @@ def check_score(request: ScoreRequest, limits: EngineLimits) -> None:
     tokens, most = request.tokens, min(limits.max_positions, limits.capacity) + 1
     problem = None
     if not 1 <= request.first < len(tokens):
-        got = f"{request.first} of {len(tokens)}; the first token has no log-probability"
-        problem = f"1 <= first < number of tokens, got {got}"
+        position = f"{request.first} of {len(tokens)}; the first token has no log-probability"
+        problem = f"1 <= first < number of tokens, got {position}"
     elif min(tokens) < 0 or max(tokens) >= limits.vocab_size:
         problem = f"token ids below {limits.vocab_size}, got {min(tokens)} to {max(tokens)}; use the model's tokenizer"
     elif len(tokens) > most:

@@ -124,7 +124,7 @@ class UpdateConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Section `[engine]`. In exact numerics a request depends neither on its neighbours nor on the place of its engine,
-    so most of these settings change no sampled token (`launch/layout.py` has the list)."""
+    so most of these settings change no sampled token (`launch/resume.py` has the list)."""
 
     kind: Literal["native", "vllm", "remote", "openai"] = "native"
     """native: the trainer's own module, so that both agree to the bit; vllm: a vLLM server, which does not agree to the
@@ -178,8 +178,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         needed = {"native": False, "remote": True, "openai": True}
         if needed.get(self.kind, bool(self.urls)) != bool(self.urls):
-            got = f'{len(self.urls)} with kind "{self.kind}"'
-            raise ValueError(f'urls must be set for kind "remote" and "openai" and not for "native", got {got}')
+            given = f'{len(self.urls)} with kind "{self.kind}"'
+            raise ValueError(f'urls must be set for kind "remote" and "openai" and not for "native", got {given}')
         if self.kind == "openai" and len(self.urls) > 1:
             raise ValueError(f'urls must be one server with kind "openai", got {len(self.urls)}')
         if not self.silent_s > 0:

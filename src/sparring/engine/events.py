@@ -62,14 +62,14 @@ class EventStream(Response):
 
 async def unless_left(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`. If the client leaves, cancel it and raise ClientDisconnect."""
-    task, left = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
+    task, departure = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
     try:
-        await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, departure), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise ClientDisconnect
         return task.result()
     finally:
-        for waiting in (task, left):
+        for waiting in (task, departure):
             waiting.cancel()
             with suppress(asyncio.CancelledError, SparringError):
                 await waiting

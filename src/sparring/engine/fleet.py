@@ -131,9 +131,9 @@ class Fleet(Generic[E]):
                     if member.losses == losses and not await self._is_lost(member, error):
                         raise
                     if told and not engine.continues:
-                        got = f"{len(told)} pieces that were read before {error}"
+                        number = f"{len(told)} pieces that were read before {error}"
                         expected = f"request {request.id}: expected a turn that may begin again"
-                        raise EngineError(f"{expected}, got {got}") from error
+                        raise EngineError(f"{expected}, got {number}") from error
                     await self._until_served(_newest(request, told))
             self._moved += 1
             ended = (told[-1].finish_reason if told else None) or ("abort" if turn.aborted else None)
@@ -281,7 +281,6 @@ class Fleet(Generic[E]):
         return home
 
     def _serving(self, version: int | None) -> list[FleetMember[E]]:
-        """Return the routed engines that serve a version or a newer one."""
         return [member for member in self._routed if version is None or member.engine.version >= version]
 
     async def _until_served(self, version: int | None) -> None:

@@ -31,10 +31,7 @@ class FleetEngine(Engine, Protocol):
 
     async def ping(self) -> bool:
         """Return whether the process that answers is the one that was sent weights, and not a new one in its place.
-
-        Raises:
-            EngineError: none answers, or its engine is broken.
-        """
+        Raises EngineError if none answers, or its engine is broken."""
         ...
 
     async def restore(self) -> None:
@@ -47,11 +44,7 @@ class FleetEngine(Engine, Protocol):
         ...
 
     async def drop(self, adapter: str) -> None:
-        """Serve no new request with an adapter.
-
-        Raises:
-            EngineError: no adapter with this name is loaded.
-        """
+        """Serve no new request with an adapter. Raises EngineError if no adapter with this name is loaded."""
         ...
 
 

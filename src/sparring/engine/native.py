@@ -138,9 +138,7 @@ class NativeEngine:
 
         On any failure the served version is either the old or the new one, completely. A caller that missed the
         acknowledgement (because it was cancelled, for example) may ask again: the served version is acknowledged again.
-
-        Raises:
-            WeightsError: the update failed its verification or is late; the engine keeps serving the old version.
+        Raises WeightsError if the update failed its verification or is late; the engine keeps serving the old version.
         """
         await self._take(ref, wakes=False)
 

@@ -49,11 +49,8 @@ class KnownPrompts:
         self.num_tokens = 0
 
     def whole(self, conversation: str | None, prefix: wire.KnownPrefix | None, tokens: Tokens) -> KnownPrompt:
-        """Return the whole prompt of a request: the ids of `prefix`, if any, then `tokens`.
-
-        Raises:
-            UnknownPrefix: other ids are remembered for this conversation, or none.
-        """
+        """Return the whole prompt of a request: the ids of `prefix`, if any, then `tokens`. Raises UnknownPrefix if
+        other ids are remembered for this conversation, or none."""
         if prefix is None:
             return KnownPrompt(tokens, xxhash.xxh3_128(_text(tokens)))
         known = self._known.get(conversation or "")
@@ -129,7 +126,6 @@ class SentPrompts:
 
 
 def _text(tokens: Tokens) -> bytes:
-    """Return ids as text, with a comma behind each."""
     return msgspec.json.encode(tokens)[1:-1] + b"," if tokens else b""
 
 

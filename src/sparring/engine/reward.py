@@ -37,16 +37,13 @@ class RewardModel:
 
     async def values(self, texts: Sequence[Sequence[int]]) -> list[float]:
         """Return the value of each text: the head's output after its last token that is no padding. Common prompts of
-        texts are computed once.
-
-        Raises:
-            EngineError: a text is empty or longer than the model's positions, or the model failed.
-        """
+        texts are computed once. Raises EngineError if a text is empty or longer than the model's positions, or the
+        model failed."""
         for text in texts:
             if not 0 < len(text) <= self._model.max_positions:
-                got = f"{len(text)}; shorten it"
+                length = f"{len(text)}; shorten it"
                 raise EngineError(
-                    f"reward model: expected a text of 1 to {self._model.max_positions} tokens, got {got}"
+                    f"reward model: expected a text of 1 to {self._model.max_positions} tokens, got {length}"
                 )
         return await asyncio.get_running_loop().run_in_executor(self._worker, self._worth, texts)
 

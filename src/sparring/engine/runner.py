@@ -110,12 +110,9 @@ class Runner:
         self._interrupt[0] = wanted
 
     def probe(self, tokens: Rows[int], adapter: int = -1) -> tuple[list[float], list[float], list[float]]:
-        """Compute a probe under the present weights and the given adapter.
-
-        Returns:
-            Log-probabilities of tokens[1:] by the trainer's forward; the log-probability of the token that one
-                generation step draws after a prefix of at most one page; and the same token's by the trainer's forward.
-        """
+        """Compute a probe under the present weights and the given adapter. Return log-probabilities of tokens[1:] by
+        the trainer's forward; the log-probability of the token that one generation step draws after a prefix of at most
+        one page; and the same token's by the trainer's forward."""
         device = self._model.device
         row, targets = (torch.tensor(part, device=device) for part in (tokens[:-1], tokens[1:]))
         with self._model.adapters.assign_rows(np.full(len(row), adapter)):

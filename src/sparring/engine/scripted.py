@@ -162,7 +162,6 @@ class ScriptedEngine:
             raise EngineError("the scripted engine is closed")
 
     async def _until_awake(self, turn: _Turn) -> None:
-        """Wait while the engine is asleep, unless the turn is aborted."""
         while self.asleep and not turn.aborted:
             self._check_open()
             await self._news.wait()
@@ -211,8 +210,8 @@ def replies(texts: Iterable[str], encode: Callable[[str], Sequence[int]]) -> Scr
     planned = [tuple(encode(text)) for text in texts]
     if not planned:
         raise ValueError("a script needs at least one reply")
-    left = iter(planned)
-    return lambda request: next(left, planned[-1])
+    rest = iter(planned)
+    return lambda request: next(rest, planned[-1])
 
 
 def _ended(script: Sequence[int], request: GenerateRequest) -> tuple[tuple[int, ...], bool]:

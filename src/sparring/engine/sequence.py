@@ -227,10 +227,7 @@ class Sequence:
 
     def limit(self, vocab_size: int) -> None:
         """Ask the request's constraint for the tokens allowed next; store their mask in `allowed`, b"" in a thought.
-
-        Raises:
-            ValueError: the mask has too many bits, or allows no token.
-        """
+        Raises ValueError if the mask has too many bits, or allows no token."""
         request = self.generated
         if request.preface is not None and request.preface.before(tuple(self.turn)) is None:
             self.allowed = b""

@@ -88,11 +88,7 @@ class ServedEngine(Engine, Protocol):
         ...
 
     async def drop(self, adapter: str) -> None:
-        """Serve no new request with an adapter.
-
-        Raises:
-            EngineError: no adapter with this name is loaded.
-        """
+        """Serve no new request with an adapter. Raises EngineError if no adapter with this name is loaded."""
         ...
 
 
@@ -276,7 +272,6 @@ class TokenServer:
         return _json({})
 
     async def _served_with(self, request: Request, take: Callable[[WeightRef], Coroutine[Any, Any, None]]) -> Response:
-        """Have the engine take the weights that a request names."""
         form = await self._body(request, wire.WeightForm)
         ref = self._located(wire.weight_ref(form))
         try:
@@ -337,8 +332,8 @@ class TokenServer:
         only."""
         where = f"weights of {ref.model} version {ref.version}"
         if ref.transport == "inline":
-            got = "'inline', which works in one process only"
-            raise WeightsError(f"{where}: expected a transport between processes, got {got}; publish them there")
+            transport = "'inline', which works in one process only"
+            raise WeightsError(f"{where}: expected a transport between processes, got {transport}; publish them there")
         upload = ref.location.get("upload") if isinstance(ref.location, dict) else None
         if not isinstance(upload, str):
             return ref

@@ -57,11 +57,8 @@ def check_model(ref: WeightRef, name: str) -> None:
 
 def stage(model: CausalModel, ref: WeightRef) -> StagedWeights | Adapter:
     """Copy and pack the verified tensors of a model's or an adapter's reference for `model`. It takes long and writes
-    nothing that a step reads, so it runs in parallel to the engine's thread.
-
-    Raises:
-        WeightsError: the tensors are not the ones that were published, or do not fit the model.
-    """
+    nothing that a step reads, so it runs in parallel to the engine's thread. Raises WeightsError if the tensors are not
+    the ones that were published, or do not fit the model."""
     try:
         with boundary(WeightsError, where(ref)):
             state = fetch(ref)
@@ -79,7 +76,6 @@ class BaseWeights:
     the engine's thread alone.
 
     Args:
-        engine: name of the engine, for messages.
         version: version of the weights that the runner's model holds.
 
     Attributes:
@@ -94,20 +90,16 @@ class BaseWeights:
 
     def commit(self, ref: WeightRef, staged: StagedWeights, *, has_adapters: bool) -> bool:
         """Exchange the weights and verify them by the reference's probe. On failure the old ones, which are kept until
-        then, are restored. Return False if this very version was served already.
-
-        Raises:
-            WeightsError: adapters are loaded, which belong to the old weights, the version is not newer, the weights
-                give other log-probabilities than the publisher's, the swap failed, or the old weights could not be
-                restored, in which case `broken` is set.
-        """
+        then, are restored. Return False if this very version was served already. Raises WeightsError if adapters are
+        loaded, which belong to the old weights, the version is not newer, the weights give other log-probabilities than
+        the publisher's, the swap failed, or the old weights could not be restored, in which case `broken` is set."""
         served = self.served
         same = (ref.version, ref.checksum) == (served.version, served.checksum)
         if same and self.broken is None:
             return False
         if ref.version <= served.version and not same:  # a reused number would make old KV look current
-            got = f"{ref.version}; publish every change of the weights under a new version number"
-            raise WeightsError(f"{where(ref)}: expected a version above the served {served.version}, got {got}")
+            version = f"{ref.version}; publish every change of the weights under a new version number"
+            raise WeightsError(f"{where(ref)}: expected a version above the served {served.version}, got {version}")
         if has_adapters:
             raise WeightsError(f"{where(ref)}: expected an adapter, got base weights; drop the loaded adapters first")
         if self.broken is not None and ref.probe is None:
@@ -119,18 +111,15 @@ class BaseWeights:
         return True
 
     def wake(self, ref: WeightRef, staged: StagedWeights) -> None:
-        """Take weights in the place of those that were given back, and verify them by the reference's probe.
-
-        Raises:
-            WeightsError: the version is older than the one before the sleep, or is another one of the same number; or
-                the weights give other log-probabilities than the publisher's. The engine then has no weights.
-        """
+        """Take weights in the place of those that were given back, and verify them by the reference's probe. Raises
+        WeightsError if the version is older than the one before the sleep, or is another one of the same number; or the
+        weights give other log-probabilities than the publisher's. The engine then has no weights."""
         served = self.served
         again = ref.version == served.version and served.checksum in (None, ref.checksum)
         if ref.version <= served.version and not again:
-            got = f"{ref.version}; publish every change of the weights under a new version number"
+            version = f"{ref.version}; publish every change of the weights under a new version number"
             expected = f"the version {served.version} that was served, or one above it"
-            raise WeightsError(f"{where(ref)}: expected {expected}, got {got}; {STAYS_ASLEEP}")
+            raise WeightsError(f"{where(ref)}: expected {expected}, got {version}; {STAYS_ASLEEP}")
         try:
             self._swap(ref, staged)
         except SparringError as cause:

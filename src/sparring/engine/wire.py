@@ -242,17 +242,13 @@ def decode(data: bytes, kind: type[T], where: str) -> T:
 
 def generate_form(request: GenerateRequest, *, deltas: bool) -> GenerateForm:
     """Convert a request to the form of a streamed request, with stop strings and constraint as text, for the server to
-    bind again.
-
-    Raises:
-        RequestRefused: the request has Python functions whose text is not in its sampling.
-    """
+    bind again. Raises RequestRefused if the request has Python functions whose text is not in its sampling."""
     texts = {"ends": request.sampling.stop_strings, "allowed": request.sampling.constraint}
     functions = [name for name, text in texts.items() if getattr(request, name) is not None and not text]
     if functions:
-        got = f"Python functions ({' and '.join(functions)}), which cannot be sent"
+        constraint = f"Python functions ({' and '.join(functions)}), which cannot be sent"
         expected = "stop strings and constraint as text"
-        raise RequestRefused(f"request {request.id}: expected {expected}, got {got}; set them in its sampling")
+        raise RequestRefused(f"request {request.id}: expected {expected}, got {constraint}; set them in its sampling")
     values = {name: getattr(request, name) for name in _Generate.__struct_fields__ if name != "sampling"}
     return GenerateForm(**values, sampling=SamplingForm(**_fields(request.sampling)), stream=True, deltas=deltas)
 
@@ -301,14 +297,22 @@ def raised(problem: Problem, where: str) -> SparringError:
     return kinds.get(problem.type, EngineError)(f"{where}: {problem.message}")
 
 
+def error_of(status: int, body: bytes, where: str) -> SparringError:
+    """Return the error that an answer other than 200 holds."""
+    try:
+        return raised(msgspec.json.decode(body, type=Failed).error, where)
+    except msgspec.MsgspecError:
+        return EngineError(f"{where}: status {status}: {body[:200]!r}")
+
+
 def event(name: str, value: Any) -> bytes:
     """Write one server-sent event."""
     return b"event: %s\ndata: %s\n\n" % (name.encode(), encode(value))
 
 
-def unreachable(url: str, got: str) -> BadInput:
+def unreachable(url: str, answer: str) -> BadInput:
     """Return the refusal for a server that does not answer."""
-    return refusal(f"engine at {url}", "a running `sparring serve`", got, "start it, or correct engine.urls")
+    return refusal(f"engine at {url}", "a running `sparring serve`", answer, "start it, or correct engine.urls")
 
 
 def _fields(value: Any) -> dict[str, Any]:

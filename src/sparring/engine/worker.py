@@ -169,8 +169,8 @@ class EngineWorker:
         if self._device != "cpu":
             raise EngineError(f"engine {self._name}: expected an engine on a CPU to sleep, got one on {self._device}")
         if self._adapters:
-            got = f"{len(self._adapters)}; drop them"
-            raise EngineError(f"engine {self._name}: expected no adapters to sleep, got {got}")
+            count = f"{len(self._adapters)}; drop them"
+            raise EngineError(f"engine {self._name}: expected no adapters to sleep, got {count}")
         self.scheduler.empty()
         self._runner.discard()
         self._asleep = True
@@ -210,7 +210,6 @@ class EngineWorker:
         return self.scheduler.busy and not self._asleep
 
     def _step(self) -> None:
-        """Plan a step, compute it, and deliver what it sampled and scored."""
         started = time.perf_counter()
         chunks = self.scheduler.plan()
         if not chunks:  # all requests wait for newer weights
@@ -259,7 +258,6 @@ class EngineWorker:
         return broken
 
     def _compute(self, chunks: list[Chunk], steps: int) -> SampledTokens:
-        """Make the pending copies, compute the chunks and sample."""
         try:
             with boundary(EngineError, f"engine {self._name}: step"):
                 self._metrics["kv_copy_s"] += self._runner.copy(self.scheduler.cache.take_copies())
@@ -292,7 +290,6 @@ class EngineWorker:
             self._deliveries.append(sequence.reply.settle(sequence.completion()))
 
     def _deliver_scores(self, chunks: list[Chunk]) -> None:
-        """Finish the requests to score whose last token was computed."""
         for sequence, begin, count, _ in chunks:
             if sequence.scored_from is not None and begin + count == len(sequence.tokens):
                 self.scheduler.finish(sequence)
@@ -323,8 +320,8 @@ class EngineWorker:
         """Take the weights of an update and serve again, or refuse it."""
         ref, staged = update.ref, update.staged
         if not update.wakes or isinstance(staged, Adapter):
-            got = "one that is asleep; wake it with the weights of the whole model"
-            raise WeightsError(f"{where(ref)}: expected an engine that is awake, got {got}")
+            state = "one that is asleep; wake it with the weights of the whole model"
+            raise WeightsError(f"{where(ref)}: expected an engine that is awake, got {state}")
         self._base.wake(ref, staged)
         self._asleep = False
         self._metrics["updates"] += 1

@@ -44,7 +44,6 @@ def rated(score: object, roles: Sequence[str], trajectories: Sequence[Trajectory
     """Return a valid score with its numbers converted to Python's own.
 
     Args:
-        score: return value of the environment or scorer.
         roles: names of the roles that can be rewarded.
         trajectories: trajectories of the rollout; values per turn are checked against their turns.
 

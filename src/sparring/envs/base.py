@@ -132,8 +132,8 @@ class Env:
     def task(self) -> Task:
         """The task that `open` was called with; `BadInput` if it has not been called."""
         if self._task is None:
-            do = "await open(task, box) first; prompt, check and expert run before it and are handed their task"
-            raise refusal(f"{type(self).__name__}.task", "a task", "an environment that was not opened", do)
+            remedy = "await open(task, box) first; prompt, check and expert run before it and are handed their task"
+            raise refusal(f"{type(self).__name__}.task", "a task", "an environment that was not opened", remedy)
         return self._task
 
     @task.setter

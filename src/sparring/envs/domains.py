@@ -130,9 +130,9 @@ class _InTurn:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from `state`; refuse one of other environments (`BadInput`)."""
         if state["sources"].keys() != self._sources.keys():
-            expected, got = ", ".join(self._sources), ", ".join(state["sources"])
-            do = "resume with the recipe that the run was started with"
-            raise refusal("envs", f"the state of {expected}", f"one of {got}", do)
+            expected, actual = ", ".join(self._sources), ", ".join(state["sources"])
+            remedy = "resume with the recipe that the run was started with"
+            raise refusal("envs", f"the state of {expected}", f"one of {actual}", remedy)
         self._turn, self._ended = int(state["turn"]), set(state["ended"])
         for name, source in self._sources.items():
             source.restore(state["sources"][name])

@@ -60,7 +60,6 @@ class InlineExecutor:
 
     Args:
         shared: ignored, since all share the event loop.
-        grace_s: seconds for cancelled code to end.
     """
 
     def __init__(self, *, shared: bool = False, grace_s: float = GRACE_S) -> None:
@@ -134,7 +133,7 @@ async def called(function: Callable[..., Any], arguments: tuple[Any, ...], named
         value = function(*arguments, **named)
         return await value if inspect.isawaitable(value) else value
     except (KeyboardInterrupt, SystemExit, StopIteration) as error:
-        raise _for_future(error) from error
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
 def copy_result(ended: asyncio.Task[Any], result: asyncio.Future[Any]) -> None:
@@ -146,13 +145,3 @@ def copy_result(ended: asyncio.Task[Any], result: asyncio.Future[Any]) -> None:
         result.set_result(ended.result())
     else:
         result.set_exception(error)
-
-
-def _for_future(error: BaseException) -> BaseException:
-    """Convert an exception that would end the thread, the process or an iteration to a RuntimeError; return others
-    unchanged."""
-    if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit, StopIteration, StopAsyncIteration)):
-        converted = RuntimeError(f"{type(error).__name__}: {error}")
-        converted.__cause__ = error
-        return converted
-    return error

@@ -34,7 +34,6 @@ class WorldFactory:
 
     Args:
         name: name of the world, written into its tasks.
-        make: constructor of one instance.
         read_rows: reader of the files that `config` names.
 
     Raises:
@@ -46,13 +45,13 @@ class WorldFactory:
         self._make = make
         self._config = config
         self._user = config.name or config.reward or name
-        expected, do = "a world that can be made from its settings", "correct its __init__"
-        with waiting(f"{self._user} to be made"), boundary(BadInput, f"env {name}", expected, do):
+        expected, remedy = "a world that can be made from its settings", "correct its __init__"
+        with waiting(f"{self._user} to be made"), boundary(BadInput, f"env {name}", expected, remedy):
             self._probe = make()
         self.scorer = self._probe.scorer
         if config.box != BoxSpec() and not self._probe.needs_box:
-            do = "leave the table out, or set needs_box = True in the world"
-            raise refusal("env.box", "a world that needs a box", f"{name}, which opens none", do)
+            remedy = "leave the table out, or set needs_box = True in the world"
+            raise refusal("env.box", "a world that needs a box", f"{name}, which opens none", remedy)
         self._splits: dict[int, Splits] = {}
         if config.data:
             if read_rows is None:
@@ -175,20 +174,20 @@ class WorldFactory:
             data.close()
         if data is None and type(self._probe).prompt is not Env.prompt:
             return {}
-        got = "a coroutine" if inspect.iscoroutine(data) else repr(data)[:80]
-        do = "return {'prompt': ...} and what else the task needs, from a plain function"
-        raise refusal(f"{self.name}.generate", "a dict, the data of a task", got, do)
+        actual = "a coroutine" if inspect.iscoroutine(data) else repr(data)[:80]
+        remedy = "return {'prompt': ...} and what else the task needs, from a plain function"
+        raise refusal(f"{self.name}.generate", "a dict, the data of a task", actual, remedy)
 
     def _prompt(self, task: Task) -> Sequence[Message]:
-        where, do = f"task {task.id}", "correct it, or give the data of the task a 'prompt'"
-        with boundary(BadInput, where, f"a prompt from {self.name}.prompt", do):
+        where, remedy = f"task {task.id}", "correct it, or give the data of the task a 'prompt'"
+        with boundary(BadInput, where, f"a prompt from {self.name}.prompt", remedy):
             prompt = self._probe.prompt(task)
         if isinstance(prompt, str):
             return (Message(role="user", content=prompt),)
         if isinstance(prompt, Sequence) and all(isinstance(message, Message) for message in prompt):
             return cast("Sequence[Message]", prompt)
-        do = "return a text, or messages: Message(role='user', content=...)"
-        raise refusal(where, f"a text or messages from {self.name}.prompt", repr(prompt)[:80], do)
+        remedy = "return a text, or messages: Message(role='user', content=...)"
+        raise refusal(where, f"a text or messages from {self.name}.prompt", repr(prompt)[:80], remedy)
 
     def _task(self, id: str, data: Mapping[str, Any], messages: Sequence[Message], seed: int) -> Task:
         config = self._config
@@ -247,8 +246,8 @@ class WorldFactory:
             data = {key: value for key, value in row.items() if key != "messages"}
             column = self._config.columns.key
             if column and data.get("key") in (None, ""):
-                do = "add it, or unset columns.key"
-                raise refusal(f"{path}, row {row['id']}", f"a key in column {column!r}", "none", do)
+                remedy = "add it, or unset columns.key"
+                raise refusal(f"{path}, row {row['id']}", f"a key in column {column!r}", "none", remedy)
             id = f"{self.name}/{split}/{row['id']}"
             if id in tasks:
                 raise refusal(path, "rows with ids of their own", f"{row['id']!r} twice", "correct the id column")
@@ -272,6 +271,5 @@ class WorldFactory:
         return sorted(distinct, key=lambda task: derived_seed("held out", identity(task)))[:count]
 
     def _shuffled_task(self, seed: int, index: int) -> Task:
-        """Return a task of the endless stream; every epoch has an order of its own."""
         epoch, place = divmod(index, len(self._train))
         return self._train[order(seed, epoch, len(self._train))[place]]

@@ -14,7 +14,6 @@ class LineProcess:
     program's input closes, which ends the program.
 
     Args:
-        command: program and arguments.
         environment: variables added to this process's environment.
     """
 

@@ -186,7 +186,6 @@ class ReasoningGym:
         return self._splits[seed].stream(split)
 
     async def prove(self, boxes: Boxes) -> tuple[int, int]:
-        """Return (0, 0): there are no rows to check."""
         return 0, 0
 
     def expert(self, task: Task) -> Expert | None:
@@ -282,7 +281,6 @@ def _item(name: str, params: str, seed: int) -> dict[str, Any]:
 
 
 def _dataset(name: str, params: str, seed: int) -> Any:
-    """Return the dataset object with the item at index 0."""
     if name in SEEDED_AT_CREATION:
         return _create(name, params, seed)
     dataset = _create(name, params, 0)

@@ -33,7 +33,6 @@ def load_env(config: EnvConfig, read_rows: ReadRows | None = None, judges: Judge
     Args:
         read_rows: reader of data files, `sparring.tasks.files.read_rows`; a parameter because packages of one layer
             never import each other. Only a world with `data` needs it.
-        judges: judges of a rubric, if it has judged parts.
 
     Raises:
         BadInput: the world does not exist, does not have these settings, or its tasks cannot be made.
@@ -64,11 +63,11 @@ def load_env(config: EnvConfig, read_rows: ReadRows | None = None, judges: Judge
     if isinstance(world, type) and issubclass(world, Env):
         args = env_args(config.args, world.Args)
         return WorldFactory(world.__name__, partial(world, args), config, read_rows)
-    expected, do = "a subclass of sparring.Env, or a factory called with the EnvConfig", "derive it from Env"
+    expected, remedy = "a subclass of sparring.Env, or a factory called with the EnvConfig", "derive it from Env"
     if not callable(world):
         raise refusal("env.name", expected, repr(world)[:80], "name one")
-    with boundary(BadInput, "env.name", expected, do):
+    with boundary(BadInput, "env.name", expected, remedy):
         factory: EnvFactory = world(config)
     if not all(callable(getattr(factory, method, None)) for method in ("make", "tasks", "expert", "prove")):
-        raise refusal("env.name", expected, f"{config.name}, which gave {factory!r:.80}", do)
+        raise refusal("env.name", expected, f"{config.name}, which gave {factory!r:.80}", remedy)
     return factory

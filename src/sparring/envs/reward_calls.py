@@ -54,8 +54,8 @@ class ByName:
         )
         for parameter in self._wants:
             if self.batched and parameter.name in OF_TRAINER and parameter.default is parameter.empty:
-                got = f"{parameter.name!r}, which is the trainer's"
-                raise refusal(where, "a reward of an answer and its row", got, "leave it out, or give it a default")
+                actual = f"{parameter.name!r}, which is the trainer's"
+                raise refusal(where, "a reward of an answer and its row", actual, "leave it out, or give it a default")
 
     def check(self, task: Task) -> None:
         """Refuse a row without a column that the function needs (`BadInput`)."""
@@ -64,8 +64,10 @@ class ByName:
             if parameter.default is parameter.empty and parameter.name not in task.data and parameter.name not in own:
                 columns = ", ".join(sorted(task.data))
                 expected = f"a column {parameter.name!r} for the reward function"
-                do = "name it as the columns are called here, behind env.columns; map it there; or give it a default"
-                raise refusal(f"task {task.id}", expected, columns, do)
+                remedy = (
+                    "name it as the columns are called here, behind env.columns; map it there; or give it a default"
+                )
+                raise refusal(f"task {task.id}", expected, columns, remedy)
 
     def arguments(self, completion: str, task: Task, ids: Sequence[int] = ()) -> tuple[list[Any], dict[str, Any]]:
         """Return the positional and the named arguments for one answer. Columns for parameters hinted as `str` are

@@ -39,6 +39,6 @@ def check_roles(env: AnyEnv) -> tuple[str, ...]:
             raise refusal(where, expected, repr(role), "rename it")
     for method in ("step_of", "score_all") if len(roles) > 1 else ():
         if getattr(type(env), method, getattr(Env, method)) is getattr(Env, method):
-            do = f"write {method}, or name one role"
-            raise refusal(where, f"a method {method} in an environment of the roles {', '.join(roles)}", "none", do)
+            remedy = f"write {method}, or name one role"
+            raise refusal(where, f"a method {method} in an environment of the roles {', '.join(roles)}", "none", remedy)
     return roles

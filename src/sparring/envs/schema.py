@@ -148,8 +148,8 @@ def env_args(args: dict[str, Any], kind: type[msgspec.Struct]) -> Any:
         return msgspec.convert(args, kind, strict=True)
     except msgspec.ValidationError as error:
         names = ", ".join(kind.__struct_fields__) or "no settings"
-        got = _complaint(args, kind, error)
-        raise refusal("env.args", f"settings of this world ({names})", got, "correct them") from error
+        actual = _complaint(args, kind, error)
+        raise refusal("env.args", f"settings of this world ({names})", actual, "correct them") from error
 
 
 def _complaint(arguments: Mapping[str, Any], kind: type[msgspec.Struct], error: msgspec.ValidationError) -> str:

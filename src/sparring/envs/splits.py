@@ -107,7 +107,6 @@ class Splits:
     """Three task streams of a generated world for one seed. `eval` is drawn first; the others skip its tasks.
 
     Args:
-        world: name of the world, for errors.
         held_out: number of distinct tasks in the eval stream.
         demonstrations: number of distinct tasks in the demonstration stream.
         share: share of all tasks that may be held out; these occur in no other stream of any seed. 0: the draws of

@@ -52,9 +52,6 @@ class LoopThread:
 class Inbox:
     """Queue of results for an event loop, which wakes up once for all that are ready.
 
-    Args:
-        home: event loop that receives the results.
-
     Attributes:
         gate: lock that lets one thread start per pass of the event loop; a hundred starts at once would block the loop.
     """
@@ -73,7 +70,6 @@ class Inbox:
             self._home.call_soon_threadsafe(self._take)
 
     def _take(self) -> None:
-        """Deliver the results, on the home loop."""
         self._awake = False
         while self._calls:
             self._calls.popleft().arrive()
@@ -178,7 +174,6 @@ class ThreadExecutor:
         return await self._run(function, arguments, named)
 
     def _take(self) -> None:
-        """Take a thread from the pool if this executor has none."""
         if self._thread is None:
             self._thread, self._inbox = self._threads.take(shared=self._shared), self._threads.inbox()
 
@@ -242,7 +237,6 @@ class _Call:
         copy_result(self._task, self.result)
 
     def _begin(self) -> None:
-        """Start the call, on the thread."""
         HOME.set(self._home)
         self._task = asyncio.Task(self._work, loop=self._loop)
         self._task.add_done_callback(self._answer)

@@ -117,7 +117,6 @@ async def read_body(request: Request, most_bytes: int, over: Callable[[], Except
     """Read the body of a request.
 
     Args:
-        most_bytes: maximum size of the body.
         over: function that makes the error for a larger body; None: a refusal.
 
     Raises:
@@ -241,30 +240,30 @@ async def _run(beside: bool, work: Callable[..., T], *arguments: Any) -> T:
 
 
 def _num_values(value: Any) -> int:
-    number, left = 0, [value]
-    while left:
-        inner = left.pop()
+    number, waiting = 0, [value]
+    while waiting:
+        inner = waiting.pop()
         number += 1
         if isinstance(inner, Mapping):
             number += len(inner)
-            left += inner.values()
+            waiting += inner.values()
         elif isinstance(inner, (list, tuple)):
-            left += inner
+            waiting += inner
     return number
 
 
 def _text_in(value: Any) -> int:
     """Return the number of bytes of all texts, keys and numbers in plain data."""
-    number, left = 0, [value]
-    while left:
-        inner = left.pop()
+    number, waiting = 0, [value]
+    while waiting:
+        inner = waiting.pop()
         if isinstance(inner, str):
             number += len(inner.encode("utf-8", "surrogatepass"))
         elif isinstance(inner, dict):
-            left += inner
-            left += inner.values()
+            waiting += inner
+            waiting += inner.values()
         elif isinstance(inner, list):
-            left += inner
+            waiting += inner
         elif isinstance(inner, float):
             number += 3
         elif isinstance(inner, int):

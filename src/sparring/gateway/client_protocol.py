@@ -280,15 +280,15 @@ class ClientProtocol(HttpToolsProtocol):
         """Close a connection that exceeds a time limit, or check again later."""
         now, writing = self.loop.time(), self.flow.write_paused
         patience = self._patience
-        left = patience.head_s
+        remaining_s = patience.head_s
         if writing:
-            left = self._stuck + patience.piece_s - now
+            remaining_s = self._stuck + patience.piece_s - now
         elif self._waits_for == "head":
-            left = self._begun + patience.head_s - now
+            remaining_s = self._begun + patience.head_s - now
         elif self._waits_for == "body" and not self.flow.read_paused:
-            left = min(self._heard + patience.piece_s, self._begun + patience.body_s) - now
-        if left > 0:
-            self._timer = self.loop.call_later(min(left, patience.head_s), self._check_time_limits)
+            remaining_s = min(self._heard + patience.piece_s, self._begun + patience.body_s) - now
+        if remaining_s > 0:
+            self._timer = self.loop.call_later(min(remaining_s, patience.head_s), self._check_time_limits)
             return
         self._timer = None
         kind = "an answer was not read" if writing else f"the {self._waits_for} of a request did not come"

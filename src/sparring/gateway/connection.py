@@ -122,7 +122,6 @@ class ExchangeResponse(Response):
     """Response to one request: an exchange in the client's dialect, streamed if the client asked for a stream.
 
     Args:
-        bytes_of: function from a token id to its bytes.
         ping_s: interval of keep-alive events on a stream, in seconds.
     """
 
@@ -164,7 +163,6 @@ class ExchangeResponse(Response):
             self._connection.leave()
 
     async def _send(self, connection: Connection, send: Send) -> None:
-        """Send a response that is not streamed. Raises SparringError if the exchange failed."""
         replies = await connection.whole()
         body = to_json(self._dialect.answer(self._client_request, replies, self._bytes_of))
         await self._start(send, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))])

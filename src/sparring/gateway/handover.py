@@ -20,13 +20,7 @@ from sparring.gateway.serving import PAUSE_S, LocalServer, server_settings
 
 
 class _Gateways:
-    """Processes of `sparring gateway` that serve a run, one at a time: the one that began last.
-
-    Args:
-        gateway: gateway that has the doors.
-        server: server that accepts and answers the clients.
-        report: function that shows the user a sentence.
-    """
+    """Processes of `sparring gateway` that serve a run, one at a time: the one that began last."""
 
     def __init__(self, gateway: Gateway, server: LocalServer, report: Callable[[str], None]) -> None:
         self._gateway, self._server, self._report = gateway, server, report
@@ -95,10 +89,6 @@ async def behind_gateway(
     Doors that are opened meanwhile have the gateway's address. If the context ends with an error, the gateway keeps
     waiting for the process that resumes the run.
 
-    Args:
-        address: address of `sparring gateway` for programs.
-        report: function that shows the user a sentence.
-
     Raises:
         BadInput: the folder cannot hold a socket.
     """
@@ -127,11 +117,7 @@ async def behind_gateway(
 
 
 def _listen(folder: Path) -> socket.socket:
-    """Return the `gateway.sock` of a run, in place of one that an earlier process left. Only its user may connect.
-
-    Raises:
-        BadInput: the folder cannot hold a socket.
-    """
+    """Return the `gateway.sock` of a run, in place of one that an earlier process left. Only its user may connect."""
     arriving = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     before = os.umask(0o177)
     try:
@@ -168,7 +154,6 @@ def _received(control: socket.socket) -> socket.socket | None:
 
 
 async def _readable(connection: socket.socket) -> None:
-    """Wait until a message has come, or the end."""
     loop, come = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(connection, come.set)
     try:

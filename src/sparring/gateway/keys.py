@@ -30,11 +30,11 @@ def key_of(request: Request) -> str:
     Raises:
         WrongKey: the request has no key, or two different ones.
     """
-    shown = {name: value.decode("latin-1") for name, value in reversed(request.scope["headers"]) if name in HEADERS}
-    bearer = shown.pop(b"authorization", "")
+    headers = {name: value.decode("latin-1") for name, value in reversed(request.scope["headers"]) if name in HEADERS}
+    bearer = headers.pop(b"authorization", "")
     keys: set[str] = {
         bearer[7:] if bearer[:7].lower() == "bearer " else bearer,
-        *shown.values(),
+        *headers.values(),
         request.query_params.get("key", "") if request.scope["query_string"] else "",
         request.path_params.get("key", ""),
     } - {""}

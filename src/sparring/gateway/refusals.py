@@ -121,7 +121,6 @@ def answering_misdirected(application: ASGIApp, tell: Callable[[Misdirected], No
     """Return an application that answers misdirected requests in the format of the client's vendor.
 
     Args:
-        application: application that raises Misdirected.
         tell: function that is called with each refusal before it is sent.
     """
 

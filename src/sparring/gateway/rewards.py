@@ -42,9 +42,6 @@ Conversation = Callable[[str], "tuple[Message, ...] | None"]
 class RewardRoutes:
     """Rewards of the rollouts of one server, by key.
 
-    Args:
-        doors: open endpoints of sessions, by key.
-
     Attributes:
         run_key: reward key of the run, which rewards any rollout by its id; empty if there is no such key.
     """
@@ -62,7 +59,6 @@ class RewardRoutes:
         return len(self._awaited) > 0
 
     def _knows(self, key: str) -> bool:
-        """Return whether a key belongs to rewards or to a door."""
         return self._is_runs(key) or any(key in table for table in (self._awaited, self._expired, self._doors))
 
     def _is_runs(self, key: str) -> bool:
@@ -91,7 +87,6 @@ class RewardRoutes:
         return json_response(body)
 
     def _take(self, key: str, data: bytes) -> OutsideReward:
-        """Record the reward that a body describes, and return it."""
         if self._is_runs(key):
             key, data = self._of_run(data)
         rewards, conversation = self._awaited.get(key) or (self._expired.get(key), None)
@@ -134,7 +129,6 @@ def reply_id(id: str) -> str:
 
 
 def _read(data: bytes) -> OutsideReward:
-    """Read a reward."""
     body = body_of(data)
     if isinstance(body.get("of"), str):
         body = {**body, "of": reply_id(body["of"])}

@@ -123,12 +123,7 @@ class Gateway:
         models: Mapping[str, Session | str] = {},
         leave_out: Sequence[str] = (),
     ) -> Door:
-        """Open the endpoint of a session, and start the server if it does not run.
-
-        Args:
-            models: other model names of the client, as in `ModelTable`.
-            leave_out: types of vendor-hosted tools that are dropped from requests instead of refused.
-        """
+        """Open the endpoint of a session, and start the server if it does not run."""
         table = ModelTable(session, models)
         if self.address:
             await self.there.wait()
@@ -161,7 +156,6 @@ class Gateway:
         """Close an endpoint. Closing the last one stops the server, unless a rollout waits for rewards.
 
         Args:
-            door: endpoint that no client uses any more.
             drop: whether running replies are cancelled and become the same turns when they are requested again.
                 Otherwise they end with the tokens sampled so far, which are recorded.
         """
@@ -184,7 +178,6 @@ class Gateway:
         await self._stop_unused()
 
     async def _stop_unused(self) -> None:
-        """Stop the server if no endpoint is open and no rollout waits for rewards."""
         async with self._changing:
             if not self._doors and not self._rewards.awaits and not self._kept:
                 await self._stop()
@@ -197,7 +190,6 @@ class Gateway:
         another process may resume it.
 
         Args:
-            address: `HOST:PORT` of this server.
             lease_s: seconds until a worker's lease expires.
             gateway: address of `sparring gateway`, which replaces this server; empty without it.
         """
@@ -290,9 +282,6 @@ class Gateway:
     async def _answer(self, dialect: Dialect, request: Request) -> Response:
         """Return the response to a request for a reply. The response reads a new exchange, or the exchange that the
         request repeats.
-
-        Raises:
-            SparringError: the request is refused.
         """
         door = self.door(key_of(request))
         try:
@@ -360,7 +349,6 @@ async def open_door(
     """Open the endpoint of a session for as long as the context lasts, on the running event loop.
 
     Args:
-        session: session of an episode.
         models: other model names of the client, each with its session or with the name of another entry, as in
             `{"claude-*": "policy"}`.
         leave_out: types of vendor-hosted tools, such as `web_search`, that are dropped from requests instead of

@@ -131,7 +131,6 @@ class BoundedServer(uvicorn.Server):
         joining.add_done_callback(self._joining.discard)
 
     async def _join(self, accepted: socket.socket) -> None:
-        """Attach the protocol to an accepted connection."""
         accepted.setblocking(False)
         factory: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
         try:
@@ -162,7 +161,6 @@ def listen_on(host: str, port: int, do: str = "choose another rollout.gateway.li
     """Return a listening socket.
 
     Args:
-        port: port; 0 takes a free one.
         do: what a user can do if the address cannot be had.
 
     Raises:
@@ -176,3 +174,8 @@ def listen_on(host: str, port: int, do: str = "choose another rollout.gateway.li
     # asyncio sets this for its own sockets alone; the head and the body of a response are two writes
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening
+
+
+def url_of(host: str, listening: socket.socket) -> str:
+    """Return the address of a socket that listens on a host."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"

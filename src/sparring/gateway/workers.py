@@ -150,7 +150,6 @@ class WorkerRoutes:
         return json_response({"outcome": end.outcome})
 
     def _knows(self, key: str) -> bool:
-        """Return whether a key is the worker key."""
         return bool(self._key) and secrets.compare_digest(key.encode(), self._key.encode())
 
     def _leases(self, request: Request) -> Leases:
@@ -177,10 +176,10 @@ def reachable_host(host: str) -> str:
 
 
 def _claim_body(lease: Lease, lease_s: float, url: str) -> dict[str, Any]:
-    shown = dict(lease.offer.shown)
-    if shown.pop("hosts_tools", False):
-        shown["mcp"] = f"{url}/mcp"
-    return {"id": lease.id, "lease_s": lease_s, "url": url, "model": MODEL, **shown}
+    entry = dict(lease.offer.shown)
+    if entry.pop("hosts_tools", False):
+        entry["mcp"] = f"{url}/mcp"
+    return {"id": lease.id, "lease_s": lease_s, "url": url, "model": MODEL, **entry}
 
 
 def refuse_program(request: Request, error: SparringError) -> Response:

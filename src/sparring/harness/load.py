@@ -50,7 +50,7 @@ def load_harness(
     open_door: OpenDoor | None = None,
     programs: Path = Path(".harnesses"),
     leases: Callable[[], Leases | None] = lambda: None,
-    shown: Sequence[str] = (),
+    data_fields: Sequence[str] = (),
     *,
     calls_from_code: bool = False,
 ) -> Harness:
@@ -62,7 +62,7 @@ def load_harness(
         open_door: opens a session to a client outside this process; None without a gateway.
         programs: folder in which agent programs are searched before PATH.
         leases: returns the run's leases for workers, or None without a server.
-        shown: fields of a task's data that its worker may see.
+        data_fields: fields of a task's data that its worker may see.
         calls_from_code: whether the model of an agent program or a worker writes code that calls the world's tools.
 
     Raises:
@@ -76,7 +76,7 @@ def load_harness(
     if name in BUILT_IN:
         return BUILT_IN[name]()
     if name == WORKERS and open_door is not None:
-        return WorkerHarness(open_door, leases, shown, calls_from_code=calls_from_code)
+        return WorkerHarness(open_door, leases, data_fields, calls_from_code=calls_from_code)
     if is_program and open_door is not None:
         return load_program(name, programs, open_door, calls_from_code=calls_from_code)
     if ":" not in name:

@@ -30,7 +30,7 @@ class WorkerHarness:
 
     Args:
         leases: returns the run's leases, or None without a server.
-        shown: fields of a task's data that its worker may see.
+        data_fields: fields of a task's data that its worker may see.
         calls_from_code: whether the workers' models write code that calls the world's tools.
         within_s: seconds in which a worker must claim a rollout; None: unlimited.
     """
@@ -39,12 +39,12 @@ class WorkerHarness:
         self,
         open_door: OpenDoor,
         leases: Callable[[], Leases | None],
-        shown: Sequence[str] = (),
+        data_fields: Sequence[str] = (),
         *,
         calls_from_code: bool = False,
         within_s: float | None = None,
     ) -> None:
-        self._open_door, self._leases, self._fields = open_door, leases, tuple(shown)
+        self._open_door, self._leases, self._fields = open_door, leases, tuple(data_fields)
         self._calls_from_code, self._within_s = calls_from_code, within_s
 
     def behind(self, open_door: OpenDoor, leases: Callable[[], Leases | None], within_s: float | None) -> WorkerHarness:
@@ -95,7 +95,6 @@ class WorkerHarness:
     def _worker_view(
         self, episode: Episode, door: Address, session: Session, messages: Sequence[Message]
     ) -> Mapping[str, Any]:
-        """Return an episode's data for its worker."""
         task = episode.task
         limits = {name: getattr(task.limits, name) for name in ("max_turns", "max_tokens", "max_tool_calls")}
         return {

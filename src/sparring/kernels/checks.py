@@ -32,8 +32,10 @@ def check_kept(kept: KeptRows, rows: int) -> KeptRows:
         or int(offsets[-1]) != len(ids)
         or bool((offsets.diff() < 0).any())
     ):
-        got = f"{tuple(offsets.shape)} up to {offsets[-1:].tolist()} of {len(ids)} ids"
-        raise refusal("kept", f"offsets [{rows + 1}] that ascend from 0 to the number of ids", got, "see kernels.kept")
+        given = f"{tuple(offsets.shape)} up to {offsets[-1:].tolist()} of {len(ids)} ids"
+        raise refusal(
+            "kept", f"offsets [{rows + 1}] that ascend from 0 to the number of ids", given, "see kernels.kept"
+        )
     return offsets, ids
 
 
@@ -42,8 +44,8 @@ def check_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: to
     many, few = q.shape, k.shape
     fits = len(many) == len(few) == 3 and few == v.shape and many[0] == few[0] and many[2] == few[2]
     if not fits or many[1] % few[1] or not (q.dtype is k.dtype is v.dtype):
-        got = f"q {tuple(q.shape)} {q.dtype}, k {tuple(k.shape)} {k.dtype}, v {tuple(v.shape)} {v.dtype}"
-        raise refusal("attention", "q[N, H, d], k[N, G, d], v[N, G, d] of one dtype, G dividing H", got, "reshape")
+        given = f"q {tuple(q.shape)} {q.dtype}, k {tuple(k.shape)} {k.dtype}, v {tuple(v.shape)} {v.dtype}"
+        raise refusal("attention", "q[N, H, d], k[N, G, d], v[N, G, d] of one dtype, G dividing H", given, "reshape")
     if sinks is not None and sinks.shape != many[1:2]:
         raise refusal("attention", f"one sink for each of {many[1]} heads", str(tuple(sinks.shape)), "check the model")
 
@@ -51,8 +53,8 @@ def check_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: to
 def check_shared(cu_seqlens: torch.Tensor, shared: torch.Tensor) -> None:
     """Refuse counts of shared tokens that are not int32 [B], or exceed the length of the sequence before."""
     if shared.dtype is not torch.int32 or shared.shape != (cu_seqlens.numel() - 1,):
-        got = f"{tuple(shared.shape)} {shared.dtype}"
-        raise refusal("shared", f"{cu_seqlens.numel() - 1} int32 counts", got, "one for each sequence")
+        given = f"{tuple(shared.shape)} {shared.dtype}"
+        raise refusal("shared", f"{cu_seqlens.numel() - 1} int32 counts", given, "one for each sequence")
     if shared.device.type != "cpu":
         return
     lengths = torch.nn.functional.pad(shared + cu_seqlens.diff(), (1, 0))
@@ -74,9 +76,9 @@ def check_groups(x: torch.Tensor, packed: PackedStack, biases: torch.Tensor | No
         or int(counts.min()) < 0
         or int(counts.sum()) != len(x)
     ):
-        got = f"{tuple(counts.shape)} {counts.dtype} that sum to {int(counts.sum())}"
+        given = f"{tuple(counts.shape)} {counts.dtype} that sum to {int(counts.sum())}"
         raise refusal(
-            "linear_groups", f"{experts} int64 counts that sum to {len(x)}", got, "count the rows of each weight"
+            "linear_groups", f"{experts} int64 counts that sum to {len(x)}", given, "count the rows of each weight"
         )
 
 
@@ -88,20 +90,20 @@ def check_chosen(
     _check_rows("mixture", x, gate_up)
     sizes = (len(gate_up.matrices), gate_up.num_inputs, gate_up.num_outputs, gate_up.dtype)
     if (len(down.matrices), down.num_outputs, 2 * down.num_inputs, down.dtype) != sizes:
-        got = f"[{len(down.matrices)}, {down.num_outputs}, {down.num_inputs}] {down.dtype}"
+        given = f"[{len(down.matrices)}, {down.num_outputs}, {down.num_inputs}] {down.dtype}"
         raise refusal(
-            "mixture", f"{sizes[0]} weights [{sizes[1]}, {sizes[2] // 2}] {sizes[3]}", got, "check the experts"
+            "mixture", f"{sizes[0]} weights [{sizes[1]}, {sizes[2] // 2}] {sizes[3]}", given, "check the experts"
         )
     fits = chosen.dim() == 2 and chosen.shape == shares.shape and len(chosen) == len(x) and chosen.shape[1] > 0
     if not fits or chosen.dtype is not torch.int32 or shares.dtype is not torch.float32:
-        got = f"{tuple(chosen.shape)} {chosen.dtype} and {tuple(shares.shape)} {shares.dtype}"
-        raise refusal("mixture", f"chosen [{len(x)}, k] int32 and shares of that shape, float32", got, "see `route`")
+        given = f"{tuple(chosen.shape)} {chosen.dtype} and {tuple(shares.shape)} {shares.dtype}"
+        raise refusal("mixture", f"chosen [{len(x)}, k] int32 and shares of that shape, float32", given, "see `route`")
     if len(x) and not 0 <= int(chosen.min()) <= int(chosen.max()) < sizes[0]:
-        got = f"{int(chosen.min())} to {int(chosen.max())}"
-        raise refusal("mixture", f"experts below {sizes[0]}", got, "see `route`")
+        given = f"{int(chosen.min())} to {int(chosen.max())}"
+        raise refusal("mixture", f"experts below {sizes[0]}", given, "see `route`")
 
 
 def _check_rows(where: str, x: torch.Tensor, packed: PackedStack) -> None:
     if x.dim() != 2 or x.shape[1] != packed.num_inputs or x.dtype is not packed.dtype:
-        got = f"{tuple(x.shape)} {x.dtype}"
-        raise refusal(where, f"x[N, {packed.num_inputs}] {packed.dtype}", got, "reshape or cast x")
+        given = f"{tuple(x.shape)} {x.dtype}"
+        raise refusal(where, f"x[N, {packed.num_inputs}] {packed.dtype}", given, "reshape or cast x")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -113,23 +114,38 @@ def _of_bias(ctx: Any, grad: torch.Tensor) -> torch.Tensor | None:
     return ctx.path.sum_rows(grad).to(grad.dtype) if ctx.needs_input_grad[1] else None
 
 
-class RmsNorm(Function):
-    """Root mean square norm of rows."""
+def tracked(
+    compute: Callable[..., torch.Tensor],
+    pull: Callable[..., tuple[torch.Tensor | None, ...]],
+    *inputs: torch.Tensor | None,
+    saved: Sequence[torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """Compute an operation of one result, with gradients.
+
+    Args:
+        pull: function (*saved, gradient of the result) -> gradient of each input.
+        saved: tensors that `pull` needs; the inputs by default.
+    """
+    result: torch.Tensor = _Tracked.apply((compute, pull, inputs if saved is None else saved), *inputs)
+    return result
+
+
+class _Tracked(Function):
+    """Autograd function of `tracked`."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float, path: KernelPath) -> torch.Tensor:
-        """Normalise x[N, D], contiguous -> [N, D]."""
-        ctx.save_for_backward(x, weight)
-        ctx.eps, ctx.path = eps, path
-        return path.rms_norm(x, weight, eps)
+    def forward(ctx: Any, operation: Any, *inputs: Any) -> torch.Tensor:
+        """Compute the operation."""
+        compute, ctx.pull, saved = operation
+        ctx.save_for_backward(*saved)
+        result: torch.Tensor = compute(*inputs)
+        return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        """Return the gradients of x and weight."""
-        x, weight = ctx.saved_tensors
-        dx, dw = ctx.path.rms_norm_backward(x, weight, grad.contiguous(), ctx.eps)
-        return dx, dw, None, None
+        """Return the gradients of the inputs."""
+        return None, *ctx.pull(*ctx.saved_tensors, grad.contiguous())
 
 
 class LayerNorm(Function):
@@ -174,25 +190,6 @@ class Broadcast(Function):
         return sum_rows(rows.reshape(len(rows), -1)).to(grad.dtype).view(ctx.shape), None
 
 
-class SiluMul(Function):
-    """silu(gate) * up, or silu(gate) without up."""
-
-    @staticmethod
-    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor | None, path: KernelPath) -> torch.Tensor:
-        """Compute silu(gate) * up of contiguous tensors of one shape."""
-        ctx.save_for_backward(gate, up)
-        ctx.path = path
-        return path.silu_mul(gate, up)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        """Return the gradients of gate and up."""
-        gate, up = ctx.saved_tensors
-        dgate, dup = ctx.path.silu_mul_backward(gate, up, grad.contiguous())
-        return dgate, dup, None
-
-
 class Tanh(Function):
     """Hyperbolic tangent."""
 
@@ -209,24 +206,6 @@ class Tanh(Function):
         """Return the gradient of x."""
         (y,) = ctx.saved_tensors
         return grad * (1.0 - y * y), None
-
-
-class Rope(Function):
-    """Rotary embedding; linear in x, so its gradient is the transposed rotation."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, path: KernelPath) -> torch.Tensor:
-        """Rotate x[N, H, d] by cos[N, d], sin[N, d]."""
-        ctx.save_for_backward(cos, sin)
-        ctx.path = path
-        return path.rope(x, cos, sin, False)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        """Return the gradient of x."""
-        cos, sin = ctx.saved_tensors
-        return ctx.path.rope(grad.contiguous(), cos, sin, True), None, None, None
 
 
 class AddRmsNorm(Function):
@@ -286,23 +265,6 @@ class SplitHeads(Function):
         qkv = grads[0].new_empty(ctx.shape) if norms is None else qkv
         gradients = ctx.path.split_heads_backward(qkv, angles, norms, tuple(grad.contiguous() for grad in grads))
         return *gradients, None, None, None
-
-
-class SwiGlu(Function):
-    """silu(gate) * up of one joint product."""
-
-    @staticmethod
-    def forward(ctx: Any, gate_up: torch.Tensor, path: KernelPath) -> torch.Tensor:
-        """Compute gate_up[N, 2 I] -> [N, I]."""
-        ctx.save_for_backward(gate_up)
-        ctx.path = path
-        return path.swiglu(gate_up)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        """Return the gradient of gate_up."""
-        return ctx.path.swiglu_backward(*ctx.saved_tensors, grad.contiguous()), None
 
 
 class AttentionPacked(Function):

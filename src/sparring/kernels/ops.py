@@ -26,7 +26,7 @@ from sparring.errors import refusal
 from sparring.kernels import gradients
 from sparring.kernels.attention_scores import AttentionForm
 from sparring.kernels.checks import check_attention, check_kept, check_logits, check_shared
-from sparring.kernels.gradients import WeightSum
+from sparring.kernels.gradients import WeightSum, tracked
 from sparring.kernels.mixtures import linear_groups, mixture, route
 from sparring.kernels.packed import PackedStack, PackedWeight, pack
 from sparring.kernels.pages import BLOCK, KvHeads, KvPages, PagedRows
@@ -113,26 +113,23 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     transformers.
     """
     if weight.shape[0] != x.shape[-1] or weight.dtype is not x.dtype:
-        got = f"x {tuple(x.shape)} {x.dtype}, weight {tuple(weight.shape)} {weight.dtype}"
-        raise refusal("rms_norm", "x[..., D] and weight[D] of one dtype", got, "reshape or cast")
+        given = f"x {tuple(x.shape)} {x.dtype}, weight {tuple(weight.shape)} {weight.dtype}"
+        raise refusal("rms_norm", "x[..., D] and weight[D] of one dtype", given, "reshape or cast")
     if x.dim() != 2:
         return rms_norm(x.reshape(-1, x.shape[-1]), weight, eps).view(x.shape)
-    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-        x = x.contiguous()
-        return tell(gradients.RmsNorm.apply(x, weight, eps, path_of(x)), partial(_norm, eps), x, weight)
-    return path_of(x).rms_norm(x.contiguous(), weight, eps)
-
-
-def _norm(eps: float, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return path_of(x).rms_norm(x, weight, eps)
+    x, path = x.contiguous(), path_of(x)
+    if not torch.is_grad_enabled() or not (x.requires_grad or weight.requires_grad):
+        return path.rms_norm(x, weight, eps)
+    compute = partial(path.rms_norm, eps=eps)
+    return tell(tracked(compute, partial(path.rms_norm_backward, eps=eps), x, weight), compute, x, weight)
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
     """Compute x * sigmoid(x), any shape."""
+    x, path = x.contiguous(), path_of(x)
     if torch.is_grad_enabled() and x.requires_grad:
-        y: torch.Tensor = gradients.SiluMul.apply(x.contiguous(), None, path_of(x))
-        return y
-    return path_of(x).silu_mul(x.contiguous(), None)
+        return tracked(path.silu_mul, path.silu_mul_backward, x, None)
+    return path.silu_mul(x, None)
 
 
 def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -141,11 +138,10 @@ def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         raise refusal(
             "silu_mul", "two tensors of one shape and dtype", f"{gate.shape} and {up.shape}", "check the projections"
         )
-    gate, up = gate.contiguous(), up.contiguous()
+    gate, up, path = gate.contiguous(), up.contiguous(), path_of(gate)
     if torch.is_grad_enabled() and (gate.requires_grad or up.requires_grad):
-        y: torch.Tensor = gradients.SiluMul.apply(gate, up, path_of(gate))
-        return y
-    return path_of(gate).silu_mul(gate, up)
+        return tracked(path.silu_mul, path.silu_mul_backward, gate, up)
+    return path.silu_mul(gate, up)
 
 
 def soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:
@@ -175,15 +171,18 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """
     shape = x.shape
     if len(shape) != 3 or shape[2] % 2 or cos.shape != (shape[0], shape[2]) or sin.shape != cos.shape:
-        got = f"x {tuple(x.shape)}, cos {tuple(cos.shape)}, sin {tuple(sin.shape)}"
-        raise refusal("rope", "x[N, H, d] with even d, cos[N, d], sin[N, d]", got, "reshape")
+        given = f"x {tuple(x.shape)}, cos {tuple(cos.shape)}, sin {tuple(sin.shape)}"
+        raise refusal("rope", "x[N, H, d] with even d, cos[N, d], sin[N, d]", given, "reshape")
     if cos.dtype is not x.dtype or sin.dtype is not x.dtype:
         cos, sin = cos.to(x.dtype), sin.to(x.dtype)
-    x, cos, sin = x.contiguous(), cos.contiguous(), sin.contiguous()
-    if torch.is_grad_enabled() and x.requires_grad:
-        y: torch.Tensor = gradients.Rope.apply(x, cos, sin, path_of(x))
-        return y
-    return path_of(x).rope(x, cos, sin, False)
+    x, cos, sin, path = x.contiguous(), cos.contiguous(), sin.contiguous(), path_of(x)
+    if not (torch.is_grad_enabled() and x.requires_grad):
+        return path.rope(x, cos, sin, False)
+
+    def pull(cos: torch.Tensor, sin: torch.Tensor, grad: torch.Tensor) -> tuple[torch.Tensor]:
+        return (path.rope(grad, cos, sin, True),)  # linear in x, so the gradient is the transposed rotation
+
+    return tracked(lambda x: path.rope(x, cos, sin, False), pull, x, saved=(cos, sin))
 
 
 def add_rms_norm(
@@ -191,12 +190,14 @@ def add_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return x + y and rms_norm(x + y), x[N, D], y[N, D], weight[D]; bitwise equal to the separate operations."""
     if x.dim() != 2 or x.shape != y.shape or weight.shape != x.shape[1:] or not (x.dtype is y.dtype is weight.dtype):
-        got = f"x {tuple(x.shape)} {x.dtype}, y {tuple(y.shape)} {y.dtype}, weight {tuple(weight.shape)} {weight.dtype}"
-        raise refusal("add_rms_norm", "x[N, D], y[N, D] and weight[D] of one dtype", got, "reshape or cast")
+        given = (
+            f"x {tuple(x.shape)} {x.dtype}, y {tuple(y.shape)} {y.dtype}, weight {tuple(weight.shape)} {weight.dtype}"
+        )
+        raise refusal("add_rms_norm", "x[N, D], y[N, D] and weight[D] of one dtype", given, "reshape or cast")
     x, y = x.contiguous(), y.contiguous()
     if torch.is_grad_enabled() and (x.requires_grad or y.requires_grad or weight.requires_grad):
         total, normed = gradients.AddRmsNorm.apply(x, y, weight, eps, path_of(x))
-        return total, tell(normed, partial(_norm, eps), total, weight)
+        return total, tell(normed, partial(path_of(x).rms_norm, eps=eps), total, weight)
     return path_of(x).add_rms_norm(x, y, weight, eps)
 
 
@@ -216,8 +217,8 @@ def split_heads(
     tokens, size = cos.shape
     fits = qkv.shape == (tokens, (num_heads + 2 * num_kv_heads) * size) and sin.shape == cos.shape and size % 2 == 0
     if not fits or (norms is not None and not all(w.shape == (size,) and w.dtype is qkv.dtype for w in norms[:2])):
-        got = f"qkv {tuple(qkv.shape)} {qkv.dtype}, cos {tuple(cos.shape)} for {num_heads} and {num_kv_heads} heads"
-        raise refusal("split_heads", "qkv[N, (H + 2 G) d], cos, sin[N, d], norm weights [d]", got, "reshape or cast")
+        given = f"qkv {tuple(qkv.shape)} {qkv.dtype}, cos {tuple(cos.shape)} for {num_heads} and {num_kv_heads} heads"
+        raise refusal("split_heads", "qkv[N, (H + 2 G) d], cos, sin[N, d], norm weights [d]", given, "reshape or cast")
     angles = cos.to(qkv.dtype).contiguous(), sin.to(qkv.dtype).contiguous()
     qkv = qkv if qkv.stride(1) == 1 else qkv.contiguous()
     weights = (None, None) if norms is None else norms[:2]
@@ -234,10 +235,11 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     if gate_up.dim() != 2 or gate_up.shape[1] % 2:
         raise refusal("swiglu", "gate_up[N, 2 I]", str(tuple(gate_up.shape)), "check the projections")
     gate_up = gate_up if gate_up.stride(1) == 1 else gate_up.contiguous()
+    path = path_of(gate_up)
     if torch.is_grad_enabled() and gate_up.requires_grad:
-        path = path_of(gate_up)
-        return tell(gradients.SwiGlu.apply(gate_up, path), path.swiglu, gate_up)
-    return path_of(gate_up).swiglu(gate_up)
+        y = tracked(path.swiglu, lambda gate_up, grad: (path.swiglu_backward(gate_up, grad),), gate_up)
+        return tell(y, path.swiglu, gate_up)
+    return path.swiglu(gate_up)
 
 
 def attention_packed(
@@ -260,8 +262,8 @@ def attention_packed(
     check_attention(q, k, v, sinks)
     # not checked on a device: each layer would wait for it
     if cu_seqlens.dtype is not torch.int32 or (q.device.type == "cpu" and cu_seqlens[-1] != q.shape[0]):
-        got = f"{cu_seqlens.dtype} ending at {int(cu_seqlens[-1])}"
-        raise refusal("cu_seqlens", f"int32 offsets that end at {q.shape[0]}", got, "see Packed.of")
+        given = f"{cu_seqlens.dtype} ending at {int(cu_seqlens[-1])}"
+        raise refusal("cu_seqlens", f"int32 offsets that end at {q.shape[0]}", given, "see Packed.of")
     if shared is not None:
         check_shared(cu_seqlens, shared)
         shared = shared.contiguous()
@@ -298,8 +300,8 @@ def attention_paged(
     check_attention(q, k, v, sinks)
     num_heads, head_dim, _ = pages.heads[layer]
     if k.shape[1:] != (num_heads, head_dim) or k.dtype is not pages.dtype:
-        got = f"{tuple(k.shape)} {k.dtype}"
-        raise refusal("attention_paged", f"k[N, {num_heads}, {head_dim}] {pages.dtype}", got, "check the pages")
+        given = f"{tuple(k.shape)} {k.dtype}"
+        raise refusal("attention_paged", f"k[N, {num_heads}, {head_dim}] {pages.dtype}", given, "check the pages")
     size = q.shape[2]
     tables, cu_rows, lengths = rows.block_tables, rows.cu_rows, rows.context_lengths
     if not (tables.dtype is cu_rows.dtype is lengths.dtype is torch.int32):
@@ -308,9 +310,9 @@ def attention_paged(
     sinks = None if sinks is None else sinks.detach().float().contiguous()
     out, bad = path_of(q).attention_paged(_padded(q), _padded(k), _padded(v), pages.layers[layer], where, form, sinks)
     if bad >= 0:
-        got = f"{tables[bad].tolist()} for {int(lengths[bad])} tokens"
+        given = f"{tables[bad].tolist()} for {int(lengths[bad])} tokens"
         expected = f"a table over {pages.num_pages} pages of {pages.page_size} that holds its context"
-        raise refusal(f"attention_paged: sequence {bad}", expected, got, "allocate pages before the call")
+        raise refusal(f"attention_paged: sequence {bad}", expected, given, "allocate pages before the call")
     return out if out.shape[2] == size else out[..., :size]
 
 
@@ -337,9 +339,9 @@ def token_logprobs(
     logits, targets = logits.contiguous(), targets.to(torch.int64).contiguous()
     temperature = temperature.to(torch.float32).contiguous()
     if not targets.shape == temperature.shape == logits.shape[:1]:
-        got = f"targets {tuple(targets.shape)}, temperature {tuple(temperature.shape)}"
+        given = f"targets {tuple(targets.shape)}, temperature {tuple(temperature.shape)}"
         raise refusal(
-            "token_logprobs", f"{logits.shape[0]} targets and temperatures", got, "one for each row of logits"
+            "token_logprobs", f"{logits.shape[0]} targets and temperatures", given, "one for each row of logits"
         )
     if kept is not None:
         kept = check_kept(kept, len(targets))
@@ -350,9 +352,12 @@ def token_logprobs(
         (logprob, entropy, _, _), bad = path_of(logits).token_logprobs(logits, targets, temperature, kept)
     if bad >= 0:
         if kept is not None and 0 <= int(targets[bad]) < logits.shape[1]:
-            got = f"{int(targets[bad])} and {kept[1][int(kept[0][bad]) : int(kept[0][bad + 1])].tolist()[:20]}"
+            given = f"{int(targets[bad])} and {kept[1][int(kept[0][bad]) : int(kept[0][bad + 1])].tolist()[:20]}"
             raise refusal(
-                f"target of row {bad}", "one of its kept ids, which ascend", got, "pass the set that was sampled from"
+                f"target of row {bad}",
+                "one of its kept ids, which ascend",
+                given,
+                "pass the set that was sampled from",
             )
         raise refusal(
             f"target of row {bad}", f"a token below {logits.shape[1]}", str(int(targets[bad])), "check the vocabulary"
@@ -396,8 +401,8 @@ def sample(
         else limited.to(torch.uint8).contiguous(),
     )
     if any(request.shape != logits.shape[:1] for request in requests):
-        got = str([(tuple(r.shape), r.dtype) for r in requests])
-        raise refusal("sample", f"seven vectors of {logits.shape[0]}", got, "one value for each row of logits")
+        given = str([(tuple(r.shape), r.dtype) for r in requests])
+        raise refusal("sample", f"seven vectors of {logits.shape[0]}", given, "one value for each row of logits")
     _, top_k, top_p, min_p, _, _, limits = requests
     truncating = bool(((top_k > 0) | (top_p < 1) | (min_p > 0) | (limits > 0)).any())
     masks = no_masks(*logits.shape) if truncating else None

@@ -39,21 +39,20 @@ class PackedWeight:
     def __init__(self, *weights: torch.Tensor, storage: torch.Tensor | None = None) -> None:
         for weight in weights:
             if weight.dim() != 2 or weight.dtype not in (torch.float32, torch.bfloat16):
-                got = f"{tuple(weight.shape)} {weight.dtype}"
-                raise refusal("pack", "a float32 or bfloat16 matrix", got, "cast it")
+                given = f"{tuple(weight.shape)} {weight.dtype}"
+                raise refusal("pack", "a float32 or bfloat16 matrix", given, "cast it")
         self.num_outputs, self.num_inputs = sum(weight.shape[0] for weight in weights), weights[0].shape[1]
         self.dtype = weights[0].dtype
         self.weights = weights
         if _LATER.get():
             self.storage = weights[0].new_empty(0)
         else:
-            self.storage = path_of(weights[0]).pack(weights, storage)
+            self.storage = _packed(weights, storage)
 
     @property
     def layout(self) -> tuple[tuple[int, ...], torch.dtype]:
         """Shape and dtype of the packed values."""
-        counts = [len(weight) for weight in self.weights]
-        return path_of(self.weights[0]).packed_layout(counts, self.num_inputs, self.dtype)
+        return _layout(self.weights)
 
     def drop(self) -> torch.Tensor:
         """Drop the packed values, which `update` packs again; return their storage."""
@@ -66,9 +65,9 @@ class PackedWeight:
         if [w.shape for w in weights] != [w.shape for w in self.weights] or any(
             w.dtype is not self.dtype for w in weights
         ):
-            got = f"{[tuple(w.shape) for w in weights]} {weights[0].dtype}"
+            given = f"{[tuple(w.shape) for w in weights]} {weights[0].dtype}"
             raise refusal(
-                "PackedWeight.update", f"{[tuple(w.shape) for w in self.weights]} {self.dtype}", got, "pack it anew"
+                "PackedWeight.update", f"{[tuple(w.shape) for w in self.weights]} {self.dtype}", given, "pack it anew"
             )
         self.weights = weights
         self.storage = path_of(weights[0]).pack(weights, self.storage if self.storage.numel() else storage)
@@ -84,6 +83,19 @@ class PackedWeight:
         return copied
 
 
+def _packed(weights: Sequence[torch.Tensor], storage: torch.Tensor | None) -> torch.Tensor:
+    """Pack as `KernelPath.pack`; on torch's meta device return a tensor of the layout."""
+    if weights[0].is_meta:
+        shape, dtype = _layout(weights)
+        return torch.empty(shape, dtype=dtype, device="meta") if storage is None else storage
+    return path_of(weights[0]).pack(weights, storage)
+
+
+def _layout(weights: Sequence[torch.Tensor]) -> tuple[tuple[int, ...], torch.dtype]:
+    counts = [len(weight) for weight in weights]
+    return path_of(weights[0]).packed_layout(counts, weights[0].shape[1], weights[0].dtype)
+
+
 def pack(*weights: torch.Tensor) -> PackedWeight:
     """Pack weights[M_i, K], float32 or bfloat16, as one matrix. After a change of a weight in place, call `update`."""
     return PackedWeight(*weights)
@@ -97,8 +109,8 @@ class PackedStack:
 
     def __init__(self, weights: Sequence[torch.Tensor]) -> None:
         if len({(weight.shape, weight.dtype) for weight in weights}) != 1:
-            got = str(sorted({f"{tuple(weight.shape)} {weight.dtype}" for weight in weights}))
-            raise refusal("PackedStack", "matrices of one shape and dtype", got, "pack them apart")
+            given = str(sorted({f"{tuple(weight.shape)} {weight.dtype}" for weight in weights}))
+            raise refusal("PackedStack", "matrices of one shape and dtype", given, "pack them apart")
         first = PackedWeight(weights[0])
         self.num_outputs, self.num_inputs, self.dtype = first.num_outputs, first.num_inputs, first.dtype
         self.storage = self._storage_like(first.storage, len(weights))

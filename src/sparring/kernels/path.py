@@ -1,6 +1,6 @@
 """Protocol of a path: a set of row-invariant operations on torch tensors, each with one fixed order of additions.
 
-`ops` checks shapes and adds gradients; a path computes. Paths are in `torch/`, `compiled/`, `device/` and `meta/`;
+`ops` checks shapes and adds gradients; a path computes. Paths are in `torch/`, `compiled/` and `device/`;
 `paths` chooses one. Every path promises:
 
 - Row invariance: the bits of an output row depend on that row's inputs alone; not on the number of rows, on the
@@ -71,7 +71,7 @@ class KernelPath(Protocol):
 
     @property
     def is_compiled(self) -> bool:
-        """True for a `FusedPath`, and for a meta path that stands for one."""
+        """True for a `FusedPath`."""
 
     @property
     def transposes_keys(self) -> bool:

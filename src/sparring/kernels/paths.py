@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from typing import cast
 
 import torch
 
@@ -13,7 +12,6 @@ from sparring.kernels.compiled.build import FLAGS, SOFTWARE_PAIRS, SOFTWARE_TILE
 from sparring.kernels.compiled.library import COMPILED, NAME, PAIRS_NAME, TILES_NAME, Library
 from sparring.kernels.compiled.path import CompiledPath
 from sparring.kernels.device.path import DevicePath, is_interpreted
-from sparring.kernels.meta.path import MetaPath
 from sparring.kernels.path import FusedPath, KernelPath
 from sparring.kernels.torch.path import TorchPath
 
@@ -52,11 +50,8 @@ def current() -> KernelPath:
     return _path
 
 
-_meta_path = cast(KernelPath, MetaPath(current))  # a model's forward needs no more
-
-
 def path_of(x: torch.Tensor) -> KernelPath:
-    """Return the path of the device that holds `x`; for torch's meta device, a path without values."""
+    """Return the path of the device that holds `x`; for torch's meta device the CPU's, whose layouts it has."""
     return _of_device(x.device)
 
 
@@ -68,7 +63,7 @@ def fused_path(device: torch.device | str = "cpu") -> FusedPath | None:
 
 def _of_device(device: torch.device | str) -> KernelPath:
     kind = torch.device(device).type
-    return current() if kind == "cpu" else _meta_path if kind == "meta" else _on_device()
+    return current() if kind in ("cpu", "meta") else _on_device()
 
 
 def _on_device() -> DevicePath:

@@ -38,6 +38,7 @@ class Chat:
     conversation.
 
     Attributes:
+        notes: sentences for the user before the first question.
         cut_short: reason why the last answer was cut short; "" if it was not.
         proposals: texts of held-out tasks of the run; empty for a bare checkpoint.
 

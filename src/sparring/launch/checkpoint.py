@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from sparring.errors import refusal
@@ -24,16 +25,20 @@ TRAINING = ("sft", "preference", *ONLINE_STAGES)
 """Stages that save checkpoints of the policy."""
 
 
-def open_record(run: Path) -> SqliteStore:
-    """Open the record of a run for reading.
+@contextmanager
+def recorded_run(folder: Path, *, runs_rules: bool = False) -> Iterator[RunFiles]:
+    """Open the recipe and the record of a run for reading inside a context. `runs_rules` is as in `load_recorded`.
 
     Raises:
         BadInput: the folder has no run, or one of another version.
     """
-    if not (run / CONFIG).is_file():
-        got = f"a folder without {CONFIG}" if run.is_dir() else "no folder"
-        raise refusal(str(run), "the folder of a run", got, "give one, like runs/quickstart")
-    return SqliteStore(run / STORE, read_only=True)
+    from sparring.recipe.load import load_recorded
+
+    if not (folder / CONFIG).is_file():
+        instead = f"a folder without {CONFIG}" if folder.is_dir() else "no folder"
+        raise refusal(str(folder), "the folder of a run", instead, "give one, like runs/quickstart")
+    with closing(SqliteStore(folder / STORE, read_only=True)) as store:
+        yield RunFiles(config=load_recorded(folder / CONFIG, runs_rules=runs_rules), folder=folder, store=store)
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -59,9 +64,9 @@ def _find(path: Path) -> Path:
     file = gguf_file(path)
     if file is not None:
         return converted(file)
-    got = "a folder without config.json" if path.is_dir() else "no folder"
-    do = "check the path; a saved step of a run is written like runs/quickstart/rl/best"
-    raise refusal(str(path), "a Hugging Face checkpoint folder or the folder of a run", got, do)
+    instead = "a folder without config.json" if path.is_dir() else "no folder"
+    advice = "check the path; a saved step of a run is written like runs/quickstart/rl/best"
+    raise refusal(str(path), "a Hugging Face checkpoint folder or the folder of a run", instead, advice)
 
 
 def checkpoint_or_hub(name: str) -> Path:
@@ -73,14 +78,13 @@ def checkpoint_or_hub(name: str) -> Path:
 def export_checkpoint(path: Path, out: Path, dtype: str) -> list[str]:
     """Write a checkpoint, found as by `find_checkpoint`, as a Hugging Face folder, and return sentences about its chat
     format. A checkpoint of a run gets the run's chat format."""
-    from sparring.recipe.load import load_recorded
     from sparring.stages.export import export_folder
 
-    checkpoint, run = find_checkpoint(path), run_of(path)
-    if run is None:
+    checkpoint, folder = find_checkpoint(path), run_of(path)
+    if folder is None:
         return export_folder(checkpoint, out, dtype)
-    with closing(SqliteStore(run / STORE, read_only=True)) as store:
-        return export_folder(checkpoint, out, dtype, (load_recorded(run / CONFIG), store))
+    with recorded_run(folder) as run:
+        return export_folder(checkpoint, out, dtype, (run.config, run.store))
 
 
 def _make_base(run: Path) -> None:
@@ -118,12 +122,10 @@ def _parse_step_name(path: Path) -> tuple[Path, str | None, str] | None:
     return (above.parent, above.name, path.name) if above.name in TRAINING and _is_run(above.parent) else None
 
 
-def _saved_step(run: Path, stage: str | None, name: str) -> Path:
-    from sparring.recipe.load import load_recorded
+def _saved_step(folder: Path, stage: str | None, name: str) -> Path:
     from sparring.stages.runtime.checkpoint_names import saved_step, weights_of
 
-    with closing(SqliteStore(run / STORE, read_only=True)) as store:
-        files = RunFiles(config=load_recorded(run / CONFIG), folder=run, store=store)
-        trained = [each for each in reversed(TRAINING) if (run / each / "checkpoints").is_dir()]
-        where = stage or next(iter(trained), files.config.run.stages[-1])
-        return weights_of(files, where, saved_step(files, where, name))
+    with recorded_run(folder) as run:
+        trained = [each for each in reversed(TRAINING) if (folder / each / "checkpoints").is_dir()]
+        where = stage or next(iter(trained), run.config.run.stages[-1])
+        return weights_of(run, where, saved_step(run, where, name))

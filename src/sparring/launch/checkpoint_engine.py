@@ -16,8 +16,8 @@ from sparring.engine.config import BatchConfig, EngineConfig
 from sparring.errors import refusal
 from sparring.generation import Completion, GenerateRequest, Sampling
 from sparring.kernels.devices import Device, resolve_device
-from sparring.launch.block import block
 from sparring.launch.checkpoint import checkpoint_or_hub
+from sparring.launch.interrupts import block
 from sparring.model.config import DType, Numerics
 from sparring.model.hub import base_folder
 from sparring.render.load import load_renderer
@@ -83,8 +83,8 @@ class CheckpointEngine:
         device: Device = "auto",
     ) -> None:
         if not isinstance(checkpoint, (str, os.PathLike)):
-            do = "name a Hugging Face folder or the folder of a run"
-            raise refusal("sparring.Engine", "the path of a checkpoint", type(checkpoint).__name__, do)
+            advice = "name a Hugging Face folder or the folder of a run"
+            raise refusal("sparring.Engine", "the path of a checkpoint", type(checkpoint).__name__, advice)
         if not isinstance(max_running, int) or max_running < 1:
             raise refusal("sparring.Engine: max_running", "1 or more", repr(max_running), "correct it")
         from sparring.engine.native import NativeEngine
@@ -124,8 +124,8 @@ class CheckpointEngine:
         if unknown:
             raise refusal("sparring.Engine.generate", f"one of {', '.join(SETTINGS)}", unknown[0], "correct the name")
         if not prompts or samples < 1:
-            got = f"{len(prompts)} prompts and samples={samples}"
-            raise refusal("sparring.Engine.generate", "a prompt and samples of 1 or more", got, "give both")
+            given = f"{len(prompts)} prompts and samples={samples}"
+            raise refusal("sparring.Engine.generate", "a prompt and samples of 1 or more", given, "give both")
         settings = Sampling(**{"stop": self._renderer.stop_ids, **sampling})
         requests = [
             self._request(prompt, tools, settings, (p, s)) for p, prompt in enumerate(prompts) for s in range(samples)
@@ -198,9 +198,9 @@ class CheckpointEngine:
         messages = (Message(role="user", content=prompt),) if isinstance(prompt, str) else tuple(prompt)
         wrong = [message for message in messages if not isinstance(message, Message)]
         if wrong or not messages:
-            got = f"one of {type(wrong[0]).__name__}" if wrong else "an empty one"
-            do = "give a text, or a list of sparring.Message"
-            raise refusal("sparring.Engine.generate", "a text or a conversation", got, do)
+            given = f"one of {type(wrong[0]).__name__}" if wrong else "an empty one"
+            advice = "give a text, or a list of sparring.Message"
+            raise refusal("sparring.Engine.generate", "a text or a conversation", given, advice)
         self._requests += 1
         seed = xxhash.xxh3_64_intdigest(msgspec.msgpack.encode((settings.seed, *number)))
         request = GenerateRequest(

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from sparring.errors import BadInput
-from sparring.launch.begun import config_differences
-from sparring.launch.checkpoint import CONFIG, open_record
-from sparring.model.hub import model_folder
-from sparring.recipe.load import load_recorded
-from sparring.recipe.run_config import RunConfig
-from sparring.stages.context import ONLINE_STAGES, POLICY
+from sparring.launch.checkpoint import recorded_run
+from sparring.launch.resume import NO_DIFFERENCE, config_differences, in_words, is_among
+from sparring.protocols import Store
+from sparring.stages.context import ONLINE_STAGES, RunFiles, given_checkpoint
 from sparring.store.compare import (
     Comparison,
     RecordDifference,
@@ -24,14 +20,13 @@ from sparring.store.compare import (
     first_group_difference,
     first_metric_difference,
 )
-from sparring.store.sqlite import SqliteStore
 from sparring.weights.compare import TensorDifference, first_tensor_difference, stored_tensors
 
 OFFLINE = ("sft", "preference", "reward_model")
 """Stages that train on rows; their metrics are compared."""
 
-PLACES = ("run.name", "run.directory", "run.after")
-"""Settings of a run's location, which are not compared."""
+NOT_COMPARED = (*NO_DIFFERENCE, "run.name", "run.directory", "run.after")
+"""Settings that are not compared: what a resume may change, and a run's location."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,33 +37,13 @@ class ComparedRuns:
     lines: list[str]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RecordedRun:
-    """Run in its folder."""
-
-    folder: Path
-    config: RunConfig
-    store: SqliteStore
-
-    def stage_done(self, stage: str) -> bool:
-        """Return whether the stage is finished."""
-        return self.store.get(f"stage/{stage}") is not None
-
-    def weights(self, stage: str) -> Path:
-        """Return the folder that a stage writes its weights to."""
-        return self.folder / stage if stage == "export" else self.folder / stage / "model"
-
-
 def compare_runs(left: Path, right: Path) -> ComparedRuns:
     """Compare two runs stage by stage, finished or not: recorded rollouts and steps, published weights, and written
     weights. Settings that differ are reported but do not count as a difference."""
-    with closing(open_record(left)) as first, closing(open_record(right)) as second:
-        runs = (
-            RecordedRun(folder=left, config=load_recorded(left / CONFIG), store=first),
-            RecordedRun(folder=right, config=load_recorded(right / CONFIG), store=second),
-        )
-        settings = config_differences(*(msgspec.to_builtins(run.config) for run in runs))
-        settings = [setting for setting in settings if not setting.startswith(tuple(f"{key} (" for key in PLACES))]
+    with recorded_run(left) as first, recorded_run(right) as second:
+        runs = (first, second)
+        differences = config_differences(first.config, second.config).items()
+        settings = in_words({path: values for path, values in differences if not is_among(path, NOT_COMPARED)})
         lines = [f"settings that differ: {', '.join(settings)}"] if settings else []
         equal: list[str] = []
         for stage, comparison in _comparisons(*runs):
@@ -80,7 +55,7 @@ def compare_runs(left: Path, right: Path) -> ComparedRuns:
     return ComparedRuns(equal=True, lines=lines)
 
 
-def _comparisons(left: RecordedRun, right: RecordedRun) -> Iterator[tuple[str, Comparison]]:
+def _comparisons(left: RunFiles, right: RunFiles) -> Iterator[tuple[str, Comparison]]:
     """Yield the comparisons of records and of weights, stage by stage, up to the first difference."""
     start, other = _start(left), _start(right)
     if start is not None and other is not None:
@@ -93,17 +68,18 @@ def _comparisons(left: RecordedRun, right: RecordedRun) -> Iterator[tuple[str, C
         for comparison in _of_stage(left, right, stage):
             if comparison is not None:
                 yield stage, comparison
-        done = (left.stage_done(stage), right.stage_done(stage))
+        done = tuple(run.done(stage) is not None for run in (left, right))
         if done[0] != done[1]:
             yield stage, RecordEnd(record=done.index(False), after="its last recorded step")
         if not any(done):
             if left.store.metrics(stage) or next(iter(left.store.groups(stage=stage)), None) is not None:
                 yield stage, None
             return
-        yield stage, _weights_difference(stage, left.weights(stage), right.weights(stage))
+        place = stage if stage == "export" else f"{stage}/model"
+        yield stage, _weights_difference(stage, left.folder / place, right.folder / place)
 
 
-def _of_stage(left: RecordedRun, right: RecordedRun, stage: str) -> Iterator[Comparison]:
+def _of_stage(left: RunFiles, right: RunFiles, stage: str) -> Iterator[Comparison]:
     stores = (left.store, right.store)
     if stage in ONLINE_STAGES:
         yield first_difference(*stores, stage, getattr(left.config, stage).groups_per_step)
@@ -114,13 +90,12 @@ def _of_stage(left: RecordedRun, right: RecordedRun, stage: str) -> Iterator[Com
     elif stage == "collect":
         yield _traces_difference(*stores)
     elif stage == "eval":
-        config = left.config
-        teachers = (f"teacher/{name}" for name in sorted(set(config.distill.teachers.values())))
-        labels = (f"eval/{label}" for label in (*config.eval.checkpoints, *teachers, "no_tool"))
+        teachers = (f"teacher/{name}" for name in sorted(set(left.config.distill.teachers.values())))
+        labels = (f"eval/{label}" for label in (*left.config.eval.checkpoints, *teachers, "no_tool"))
         yield from (first_group_difference(*stores, label) for label in ("eval", *labels))
 
 
-def _traces_difference(left: SqliteStore, right: SqliteStore) -> Comparison:
+def _traces_difference(left: Store, right: Store) -> Comparison:
     number = 0
     while True:
         first, second = (store.get(f"collect/{number}") for store in (left, right))
@@ -136,14 +111,12 @@ def _traces_difference(left: SqliteStore, right: SqliteStore) -> Comparison:
         number += 1
 
 
-def _start(run: RecordedRun) -> Path | None:
+def _start(run: RunFiles) -> Path | None:
     """Return the folder of the checkpoint that a run started from; None if the run made its own model, or if the folder
     is gone."""
-    spec = run.config.models[POLICY]
-    try:
-        return None if spec.path is None else model_folder(spec)
-    except BadInput:
-        return None
+    with suppress(BadInput):
+        return given_checkpoint(run.config)
+    return None
 
 
 def _weights_difference(stage: str, left: Path, right: Path) -> Comparison:
@@ -159,9 +132,7 @@ def _of_tensor(where: str, difference: TensorDifference) -> RecordDifference:
     return RecordDifference(where=where, what=f"{difference.tensor}, {difference.what}", values=difference.values)
 
 
-def _in_words(
-    runs: tuple[RecordedRun, RecordedRun], stage: str, comparison: RecordDifference | RecordEnd
-) -> Iterator[str]:
+def _in_words(runs: Sequence[RunFiles], stage: str, comparison: RecordDifference | RecordEnd) -> Iterator[str]:
     if isinstance(comparison, RecordEnd):
         ended = runs[comparison.record].folder
         yield f"{ended} ends in stage {stage} after {comparison.after}; the same until then"
@@ -172,12 +143,12 @@ def _in_words(
         yield from _published_tensor(runs, stage, step, comparison.tensor)
 
 
-def _line(runs: tuple[RecordedRun, RecordedRun], difference: RecordDifference) -> str:
+def _line(runs: Sequence[RunFiles], difference: RecordDifference) -> str:
     values = "; ".join(f"{value} in {run.folder}" for run, value in zip(runs, difference.values, strict=True))
     return f"{difference.where}: {difference.what}: {values}"
 
 
-def _published_tensor(runs: tuple[RecordedRun, RecordedRun], stage: str, step: int, number: int) -> Iterator[str]:
+def _published_tensor(runs: Sequence[RunFiles], stage: str, step: int, number: int) -> Iterator[str]:
     """Yield the name of a published tensor, and its first difference if both runs have the checkpoint."""
     files = [run.folder / stage / "checkpoints" / f"step-{step:06d}" / "model.safetensors" for run in runs]
     counterparts = [

@@ -19,14 +19,15 @@ from sparring.dashboard.evaluations import FOLDERS
 from sparring.engine.config import EngineConfig
 from sparring.envs.rubrics.config import Function
 from sparring.errors import refusal
-from sparring.launch.begun import keep_tokenizer
-from sparring.launch.block import block
 from sparring.launch.checkpoint import CONFIG, find_checkpoint
+from sparring.launch.interrupts import block
 from sparring.launch.rehearsal import rehearse
-from sparring.launch.run import answered_outside, opened
+from sparring.launch.resume import keep_tokenizer
+from sparring.launch.run import opened
+from sparring.launch.run_server import answered_outside
 from sparring.model.config import ModelConfig, ServedConfig
 from sparring.observe.config import ObserveConfig
-from sparring.observe.evaluation import Evaluation, compare, verdict
+from sparring.observe.evaluation import compare, verdict
 from sparring.observe.progress import progress
 from sparring.observe.results import RESULT, Compared, Evaluated, Results, read_result, write_results
 from sparring.recipe.run_config import RunConfig, dump, resolve
@@ -36,7 +37,7 @@ from sparring.recipe.sections.run import RunSection
 from sparring.recipe.url_secrets import has_user
 from sparring.recipe.url_secrets import refused as url_refused
 from sparring.rollout.config import GatewayConfig, RolloutConfig
-from sparring.stages.context import POLICY, Context
+from sparring.stages.context import POLICY
 from sparring.stages.models.reward_model import OWN
 from sparring.user_files.neighbours import with_neighbours
 
@@ -79,15 +80,13 @@ def evaluate_subjects(config: RunConfig, subjects: Sequence[Subject | Path], gat
         BadInput: a subject, the recipe or the gate is refused.
     """
     config = resolve(config)
-    results = {index: read_result(path) for index, path in enumerate(subjects) if isinstance(path, Path)}
+    read = [read_result(each) if isinstance(each, Path) else each for each in subjects]
     if gate is not None and len(subjects) < 2:
-        do = "name the baseline first, then the one to compare with it"
-        raise refusal("--gate", "two checkpoints or endpoints to compare", "one", do)
+        advice = "name the baseline first, then the one to compare with it"
+        raise refusal("--gate", "two checkpoints or endpoints to compare", "one", advice)
     if gate is not None and gate.figure:
-        _check_figure(gate.figure, config.eval, [results.get(index) for index in range(len(subjects))])
-    evaluations = block(
-        _evaluate_all(config, [each if isinstance(each, Subject) else results[i] for i, each in enumerate(subjects)])
-    )
+        _check_figure(gate.figure, config.eval, [each if isinstance(each, Evaluated) else None for each in read])
+    evaluations = block(_evaluate_all(config, read))
     comparisons = [compared(evaluations[0], other, gate) for other in evaluations[1:]]
     return Results(evaluations=tuple(evaluations), comparisons=tuple(comparisons))
 
@@ -145,8 +144,8 @@ def evaluated_as(config: RunConfig, name: str, tokenizer: Path | None) -> Subjec
         folder = model_folder(policy) if tokenizer is None else find_checkpoint(tokenizer)
         return Subject(name=name, folder=folder, endpoint=name)
     if "://" in name:
-        got = f"the scheme {name.partition(':')[0]!r}"
-        raise refusal(name, f"a folder, or an endpoint's URL ({', '.join(ENDPOINT)})", got, "correct it")
+        scheme = f"the scheme {name.partition(':')[0]!r}"
+        raise refusal(name, f"a folder, or an endpoint's URL ({', '.join(ENDPOINT)})", scheme, "correct it")
     path = Path(name)
     if path.suffix == ".json":
         return path
@@ -221,21 +220,16 @@ async def _evaluate(config: RunConfig, subject: Subject) -> Evaluated:
             await rehearse(context, lambda rehearsed, _: play_silently(rehearsed, tasks[0]))
         plan = EvalPlan(tasks=tasks, run_seed=config.run.seed, samples=config.eval.samples)
         evaluation = await evaluate_folder(context, str(subject.folder), plan)
-        result = _evaluated_result(context, subject, evaluation, folder)
+        result = Evaluated(
+            name=subject.name,
+            folder=str(folder),
+            environment=context.factory.name,
+            seed=config.run.seed,
+            temperature=config.rollout.sampling.temperature,
+            evaluation=evaluation,
+        )
         write_results(Results(evaluations=(result,)), folder / RESULT)
         return result
-
-
-def _evaluated_result(context: Context, subject: Subject, evaluation: Evaluation, folder: Path) -> Evaluated:
-    config = context.config
-    return Evaluated(
-        name=subject.name,
-        folder=str(folder),
-        environment=context.factory.name,
-        seed=config.run.seed,
-        temperature=config.rollout.sampling.temperature,
-        evaluation=evaluation,
-    )
 
 
 def _write_recipe(folder: Path, recipe: RunConfig) -> None:
@@ -279,8 +273,8 @@ def _recipe(config: RunConfig, subject: Subject, directory: str, name: str) -> R
 def _without_addresses(config: RolloutConfig) -> RolloutConfig:
     """Return the settings of rollouts without those that do not affect the samples: addresses of servers and waiting
     times for workers."""
-    shown = config.gateway.shown_to_workers
-    return msgspec.structs.replace(config, gateway=GatewayConfig(shown_to_workers=shown))
+    fields = config.gateway.shown_to_workers
+    return msgspec.structs.replace(config, gateway=GatewayConfig(shown_to_workers=fields))
 
 
 def _rewards(config: RunConfig) -> RlConfig:
@@ -291,17 +285,13 @@ def _rewards(config: RunConfig) -> RlConfig:
 
 
 def _reward_model(config: RunConfig) -> dict[str, ModelConfig]:
-    """Return the reward model that the run's own stage has trained, if the run scores with it.
-
-    Raises:
-        BadInput: the stage has not trained it yet.
-    """
+    """Return the reward model that the run's own stage has trained, if the run scores with it."""
     if config.rl.reward_model != OWN:
         return {}
     folder = Path(config.run.directory) / config.run.name / OWN / "model"
     if not folder.is_dir():
-        do = "run the recipe first, or name a model: --set rl.reward_model=NAME"
-        raise refusal("rl.reward_model", f"the model of the stage {OWN} in {folder}", "no such folder", do)
+        advice = "run the recipe first, or name a model: --set rl.reward_model=NAME"
+        raise refusal("rl.reward_model", f"the model of the stage {OWN} in {folder}", "no such folder", advice)
     return {REWARD_MODEL: msgspec.structs.replace(config.models[POLICY], path=str(folder), init=None, lora=None)}
 
 

@@ -36,11 +36,11 @@ def load_recipe(path: str | os.PathLike[str], overrides: Sequence[str] | Mapping
         BadInput: the file cannot be read, is not TOML, or says something that no part understands.
     """
     if not isinstance(path, (str, os.PathLike)):
-        do = "write the recipe into a TOML file, or build a RunConfig of sparring.recipe.run_config"
-        raise refusal("sparring.load_recipe", "the path of a TOML file", type(path).__name__, do)
+        advice = "write the recipe into a TOML file, or build a RunConfig of sparring.recipe.run_config"
+        raise refusal("sparring.load_recipe", "the path of a TOML file", type(path).__name__, advice)
     if isinstance(overrides, (str, bytes)):
-        do = "give a mapping {key: value} or a list of key=value texts"
-        raise refusal("sparring.load_recipe: overrides", "several overrides", repr(overrides), do)
+        advice = "give a mapping {key: value} or a list of key=value texts"
+        raise refusal("sparring.load_recipe: overrides", "several overrides", repr(overrides), advice)
     if isinstance(overrides, Mapping):
         overrides = [f"{key}={_toml(key, value)}" for key, value in overrides.items()]
     return load(os.fspath(path), overrides)
@@ -107,13 +107,11 @@ def evaluate(
         BadInput: a checkpoint, a setting or the recipe is refused.
         EvaluationFailed: infrastructure or judge broke too many rollouts.
     """
-    if not checkpoints:
-        do = "name a Hugging Face folder, the folder of a run, or an endpoint"
-        raise refusal("sparring.evaluate", "at least one checkpoint", "none", do)
-    wrong = [path for path in checkpoints if not isinstance(path, (str, os.PathLike))]
-    if wrong:
-        do = "name a Hugging Face folder, the folder of a run, or an endpoint"
-        raise refusal("sparring.evaluate", "paths of checkpoints", type(wrong[0]).__name__, do)
+    wrong = [type(path).__name__ for path in checkpoints if not isinstance(path, (str, os.PathLike))]
+    if wrong or not checkpoints:
+        expected = "paths of checkpoints" if wrong else "at least one checkpoint"
+        advice = "name a Hugging Face folder, the folder of a run, or an endpoint"
+        raise refusal("sparring.evaluate", expected, wrong[0] if wrong else "none", advice)
     share_freed_memory()
     options = {"tasks": tasks, "samples": samples, "ks": None if ks is None else list(ks)}
     changed = {key: value for key, value in options.items() if value is not None}
@@ -125,17 +123,13 @@ def evaluate(
 def _validate(config: RunConfig, where: str, **changed: Mapping[str, Any]) -> RunConfig:
     """Return the recipe, with `changed` values by section and key, checked against its types: msgspec does not check
     them when a struct is built in Python. Errors name `where`, the calling function."""
-    _expect_recipe(config, where)
+    if not isinstance(config, RunConfig):
+        advice = "load a file with sparring.load_recipe"
+        if isinstance(config, Mapping):
+            advice = "build it with sparring.recipe.load.from_data, or load a file with sparring.load_recipe"
+        raise refusal(where, "a recipe (RunConfig)", type(config).__name__, advice)
     data = msgspec.to_builtins(config)
     return from_data({**data, **{section: {**data[section], **keys} for section, keys in changed.items()}}, where)
-
-
-def _expect_recipe(config: object, where: str) -> None:
-    if not isinstance(config, RunConfig):
-        do = "load a file with sparring.load_recipe"
-        if isinstance(config, Mapping):
-            do = "build it with sparring.recipe.load.from_data, or load a file with sparring.load_recipe"
-        raise refusal(where, "a recipe (RunConfig)", type(config).__name__, do)
 
 
 def _toml(key: object, value: Any) -> str:
@@ -152,6 +146,6 @@ def _toml(key: object, value: Any) -> str:
         return "{ " + ", ".join(f"{json.dumps(str(k))} = {_toml(key, v)}" for k, v in value.items()) + " }"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_toml(key, item) for item in value)}]"
-    do = "leave the key out for its default" if value is None else "write it as one of these"
+    advice = "leave the key out for its default" if value is None else "write it as one of these"
     where = f"sparring.load_recipe: {key}"
-    raise refusal(where, "a text, a number, a truth value, a list or a mapping", type(value).__name__, do)
+    raise refusal(where, "a text, a number, a truth value, a list or a mapping", type(value).__name__, advice)

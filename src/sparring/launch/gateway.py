@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from sparring.errors import BadInput, InfraError, refusal
 from sparring.gateway.refusals import dialect_of, refusal_response, with_request_ids
 from sparring.gateway.run_socket import SOCKET, Word, connect_to_run, hand_over, next_word
-from sparring.gateway.serving import BoundedServer, listen_on, server_settings
+from sparring.gateway.serving import BoundedServer, listen_on, server_settings, url_of
 
 AGAIN_S = 1.0
 """Seconds between two attempts to find the process that resumes a run."""
@@ -32,8 +32,8 @@ def serve_gateway(folder: Path, host: str, port: int, say: Callable[[str], None]
         InfraError: another gateway has replaced this one.
     """
     if not (folder / SOCKET).is_socket():
-        do = "start the run first, with the address of this gateway as rollout.gateway.url"
-        raise refusal(str(folder), "a run that is going on and has a gateway", f"no {SOCKET} in it", do)
+        advice = "start the run first, with the address of this gateway as rollout.gateway.url"
+        raise refusal(str(folder), "a run that is going on and has a gateway", f"no {SOCKET} in it", advice)
     asyncio.run(_serve(folder, host, port, say))
 
 
@@ -45,8 +45,7 @@ async def _serve(folder: Path, host: str, port: int, say: Callable[[str], None])
             str(refusal(str(folder), "a run that is going on", str(error), "start the run first"))
         ) from error
     with control, listen_on(host, port, "choose another --host or --port") as listening:
-        shown = f"[{host}]" if ":" in host else host
-        begun = f"gateway of {folder} on http://{shown}:{listening.getsockname()[1]}"
+        begun = f"gateway of {folder} on {url_of(host, listening)}"
         server = BoundedServer(server_settings(_away()))
         attending = asyncio.create_task(_attend(folder, control, listening, server, begun, say))
         attending.add_done_callback(lambda task: setattr(server, "should_exit", True))

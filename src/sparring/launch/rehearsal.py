@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -18,6 +17,7 @@ from sparring.errors import refusal
 from sparring.harness.by_environment import behind
 from sparring.harness.preset import KEY, fill
 from sparring.harness.workers import NAME as WORKERS
+from sparring.launch.run_server import KEYS, new_keys, write_keys
 from sparring.stages.context import Context
 
 if TYPE_CHECKING:
@@ -33,60 +33,53 @@ CLAIMED_WITHIN_S = 60.0
 
 
 async def rehearse(
-    context: Context, do: Callable[[Context, Rehearsal | None], Awaitable[T]], command: Sequence[str] = ()
+    context: Context, play: Callable[[Context, Rehearsal | None], Awaitable[T]], command: Sequence[str] = ()
 ) -> T:
     """Call a function that plays rollouts before the run begins. They are played as in the run: if the run has workers,
     a worker claims each rollout by HTTP.
 
     Args:
-        do: called with the context of the rollouts, and with the rehearsal of the workers, or None if the run has no
+        play: called with the context of the rollouts, and with the rehearsal of the workers, or None if the run has no
             workers.
         command: command of the user's worker, with `{keys}`, `{url}` and `{key}` in it; empty uses a worker of
             Sparring.
 
     Raises:
-        BadInput: the program is missing, the recipe has no workers, or the worker ended before `do` did.
+        BadInput: the program is missing, the recipe has no workers, or the worker ended before `play` did.
     """
     if WORKERS not in context.config.harnesses:
         if command:
             raise refusal(OPTION, f"a recipe that workers play: {KEY} = '{WORKERS}'", "another", "leave it out")
-        return await do(context, None)
+        return await play(context, None)
     from sparring.gateway.server import Gateway, open_door
-    from sparring.gateway.workers import RunKeys
     from sparring.stages.preflight.workers import Rehearsal
 
     gateway, rehearsal = Gateway(), Rehearsal(command)
-    keys = RunKeys(worker=f"wk-{secrets.token_urlsafe(24)}", reward=f"rk-{secrets.token_urlsafe(24)}")
+    keys = new_keys()
     doors = partial(open_door, models=context.config.rollout.models, gateway=gateway)
     within_s = CLAIMED_WITHIN_S if command else None
     async with gateway.open_outside(keys, HERE, context.config.rollout.gateway.lease_s) as url:
         harness = behind(context.harness, doors, lambda: gateway.workers.leases, within_s)
         if command:
-            playing = asyncio.create_task(_worker(command, url, keys, context.folder))
+            working = asyncio.create_task(_worker(command, url, keys, context.folder))
         else:
-            playing = asyncio.create_task(asyncio.to_thread(rehearsal.play, url, keys.worker))
-        doing = asyncio.ensure_future(do(replace(context, harness=harness), rehearsal))
+            working = asyncio.create_task(asyncio.to_thread(rehearsal.play, url, keys.worker))
+        playing = asyncio.ensure_future(play(replace(context, harness=harness), rehearsal))
         try:
-            await asyncio.wait({playing, doing}, return_when=asyncio.FIRST_COMPLETED)
-            if doing.done():
-                return await doing
-            await playing
+            await asyncio.wait({working, playing}, return_when=asyncio.FIRST_COMPLETED)
+            if playing.done():
+                return await playing
+            await working
             raise refusal(OPTION, "a worker that claims rollouts until the run is over", "its end", "correct it")
         finally:
-            for task in (doing, playing):  # a thread continues until the run is over
+            for task in (playing, working):  # a thread continues until the run is over
                 task.cancel()
-            await asyncio.gather(doing, playing, return_exceptions=True)
+            await asyncio.gather(playing, working, return_exceptions=True)
 
 
 async def _worker(command: Sequence[str], url: str, keys: RunKeys, folder: Path) -> None:
-    """Run the user's worker until it ends. If cancelled, kill it and its children.
-
-    Raises:
-        BadInput: it cannot be started, or ended with a status other than 0.
-    """
-    from sparring.launch.run_server import KEYS, KeysFile, write_keys
-
-    write_keys(folder / KEYS, KeysFile(url=url, worker_key=keys.worker, reward_key=keys.reward))
+    """Run the user's worker until it ends. If cancelled, kill it and its children."""
+    write_keys(folder / KEYS, url, keys)
     values = {"keys": folder / KEYS, "url": url, "key": keys.worker}
     words = [fill(word, values) for word in command]
     try:
@@ -100,5 +93,5 @@ async def _worker(command: Sequence[str], url: str, keys: RunKeys, folder: Path)
             os.killpg(process.pid, signal.SIGKILL)  # and what it started
         await process.wait()
     if status:
-        do = "correct it; what it wrote stands above"
-        raise refusal(OPTION, "a worker that claims rollouts until the run is over", f"its end with {status}", do)
+        expected = "a worker that claims rollouts until the run is over"
+        raise refusal(OPTION, expected, f"its end with {status}", "correct it; what it wrote stands above")

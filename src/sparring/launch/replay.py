@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,12 +13,11 @@ import msgspec
 
 from sparring.cluster.config import ClusterConfig
 from sparring.errors import BadInput, refusal
-from sparring.launch.block import block
-from sparring.launch.checkpoint import CONFIG, STORE, open_record
+from sparring.launch.checkpoint import CONFIG, STORE, recorded_run
+from sparring.launch.interrupts import block
 from sparring.launch.run import cluster_of, opened
 from sparring.model.peft import is_adapter
 from sparring.protocols import Engine
-from sparring.recipe.load import load_recorded
 from sparring.recipe.run_config import RunConfig, dump
 from sparring.rollout.group_log import GroupLog
 from sparring.rollout.resample import RecordedTurn, Resampling, resample, turns_of
@@ -28,8 +27,7 @@ from sparring.stages.models.adapters import START
 from sparring.stages.models.weight_files import write_weights
 from sparring.stages.pipeline import STAGES
 from sparring.stages.runtime.versions import OtherWeights
-from sparring.store.copy import copy_store
-from sparring.store.sqlite import SqliteStore
+from sparring.store.connection import copy_store
 from sparring.types import Rollout, WeightRef
 
 
@@ -79,18 +77,17 @@ def replay_run(
     Raises:
         BadInput: the run, stage or step does not exist, or its engine cannot sample the same tokens again.
     """
-    config, result = _recipe(folder, threads), ReplayResult()
-    for name in [stage] if stage is not None else ONLINE_STAGES:
-        with closing(open_record(folder)) as store:
-            if stage is None and not GroupLog(store, name).last_published(0):
+    result = ReplayResult()
+    with _exact_run(folder, threads) as run:
+        for name in [stage] if stage is not None else ONLINE_STAGES:
+            if stage is None and not GroupLog(run.store, name).last_published(0):
                 continue
-            chosen = _steps(store, config, folder, name, steps, sampling)
-        block(_replay_steps(config, folder, chosen, sampling, result))
-        if not result.identical:
-            return result
+            block(_replay_steps(run, _steps(run, name, steps, sampling), sampling, result))
+            if not result.identical:
+                return result
     if not result.lines:
-        got = f"a run of {', '.join(config.run.stages)} that has published no weights"
-        raise refusal(str(folder), f"a run with steps of {' or '.join(ONLINE_STAGES)}", got, "choose another run")
+        without = f"a run of {', '.join(run.config.run.stages)} that has published no weights"
+        raise refusal(str(folder), f"a run with steps of {' or '.join(ONLINE_STAGES)}", without, "choose another run")
     return result
 
 
@@ -106,21 +103,19 @@ def replay_rollout(folder: Path, rollout_id: str, threads: int | None = None) ->
     Raises:
         BadInput: the run or rollout does not exist, or its weights can neither be read nor trained again.
     """
-    config, result = _recipe(folder, threads), ReplayResult()
-    with scratch() as made:
-        with closing(open_record(folder)) as store:
-            rollout = store.load(rollout_id)
-            turns = list(turns_of([rollout], POLICY))
-            if not turns:
-                got = f"no sampled token ({rollout.outcome.kind})"
-                raise refusal(rollout_id, "a rollout that the policy sampled", got, "choose another")
-            versions = set[int]().union(*(turn.versions for turn in turns))
-            weights = _weights(config, folder, store, rollout_id, versions, made)
-            if weights is None:
-                work = _replay_steps(config, folder, _steps_to(store, folder, rollout_id, versions), True, result)
-            else:
-                work = _replay_alone(config, weights, rollout_id, turns, result)
-        block(work)
+    result = ReplayResult()
+    with scratch() as made, _exact_run(folder, threads) as run:
+        rollout = run.store.load(rollout_id)
+        turns = list(turns_of([rollout], POLICY))
+        if not turns:
+            unsampled = f"no sampled token ({rollout.outcome.kind})"
+            raise refusal(rollout_id, "a rollout that the policy sampled", unsampled, "choose another")
+        versions = set[int]().union(*(turn.versions for turn in turns))
+        weights = _weights(run, rollout_id, versions, made)
+        if weights is None:
+            block(_replay_steps(run, _steps_to(run, rollout_id, versions), True, result))
+        else:
+            block(_replay_alone(run.config, weights, rollout_id, turns, result))
     models = {t.role: {segment.model for segment in t.segments} - {None} for t in rollout.trajectories}
     others = [role for role, names in models.items() if names and POLICY not in names]
     result.lines += [f"role {role}: another model than the policy spoke; it is not sampled again" for role in others]
@@ -143,73 +138,65 @@ async def _replay_alone(
     result.identical = report.identical
 
 
-def _recipe(folder: Path, threads: int | None) -> RunConfig:
-    """Return the recipe of a run whose turns can be sampled again, with an engine in this process.
+@contextmanager
+def _exact_run(folder: Path, threads: int | None) -> Iterator[RunFiles]:
+    """Open a run, and refuse one whose turns cannot be sampled again. Its recipe is changed to an engine in this
+    process."""
+    with recorded_run(folder, runs_rules=True) as run:
+        config = run.config
+        if not config.engine.exact:
+            other = f'"{config.engine.kind}", which cannot sample the same tokens again from seed and position'
+            raise refusal(str(folder), 'a run with engine.kind = "native"', other, "choose such a run")
+        section = msgspec.structs.replace(config.run, threads=threads or config.run.threads)
+        engine = msgspec.structs.replace(config.engine, kind="native", urls=())
+        config = msgspec.structs.replace(config, run=section, engine=engine, cluster=ClusterConfig())
+        yield replace(run, config=config)
 
-    Raises:
-        BadInput: the folder has no run, or its engine does not sample the same tokens again.
-    """
-    open_record(folder).close()
-    config = load_recorded(folder / CONFIG, runs_rules=True)
-    if not config.engine.exact:
-        got = f'"{config.engine.kind}", which cannot sample the same tokens again from seed and position'
-        raise refusal(str(folder), 'a run with engine.kind = "native"', got, "choose such a run")
-    run = msgspec.structs.replace(config.run, threads=threads or config.run.threads)
-    engine = msgspec.structs.replace(config.engine, kind="native", urls=())
-    return msgspec.structs.replace(config, run=run, engine=engine, cluster=ClusterConfig())
 
-
-def _steps(
-    store: SqliteStore,
-    config: RunConfig,
-    folder: Path,
-    stage: str,
-    steps: tuple[int | None, int | None],
-    sampling: bool,
-) -> Steps:
-    """Return the steps of a stage to replay.
-
-    Raises:
-        BadInput: the stage has not recorded them.
-    """
-    published = _check_published(store, folder, stage, "steps whose weights were published", 1)
+def _steps(run: RunFiles, stage: str, steps: tuple[int | None, int | None], sampling: bool) -> Steps:
+    """Return the steps of a stage to replay; refuse steps that it has not recorded."""
+    published = _check_published(run, stage, "steps whose weights were published", 1)
     first, last = 1 if steps[0] is None else steps[0], published if steps[1] is None else steps[1]
     if not 1 <= first <= last <= published:
-        got = f"{first}:{last}"
-        raise refusal("--steps", f"steps from 1 to {published}, which {folder} has recorded", got, "choose among them")
-    needed = max(0, first - 1 - (config.rollout.max_lag if sampling else 0))  # oldest weights of step `first`
-    starts = [ref.step for ref in store.checkpoints(stage) if ref.step <= needed]
-    return Steps(stage=stage, start=max(starts, default=0), first=first, last=last)
+        expected = f"steps from 1 to {published}, which {run.folder} has recorded"
+        raise refusal("--steps", expected, f"{first}:{last}", "choose among them")
+    needed = max(0, first - 1 - (run.config.rollout.max_lag if sampling else 0))  # oldest weights of step `first`
+    return Steps(stage=stage, start=_last_saved(run, stage, needed), first=first, last=last)
 
 
-def _check_published(store: SqliteStore, folder: Path, stage: str, expected: str, least: int) -> int:
+def _last_saved(run: RunFiles, stage: str, step: int) -> int:
+    """Return the step of the last checkpoint up to a step; 0 if there is none."""
+    return max((ref.step for ref in run.store.checkpoints(stage) if ref.step <= step), default=0)
+
+
+def _check_published(run: RunFiles, stage: str, expected: str, least: int) -> int:
     """Return the last step of a stage whose weights were published; refuse one before `least`."""
-    published = GroupLog(store, stage).last_published(0)
+    published = GroupLog(run.store, stage).last_published(0)
     if stage not in ONLINE_STAGES or published < least:
         offline = f"{stage}, which trains nothing that it samples"
-        got = f"{published} published steps" if stage in ONLINE_STAGES else offline
-        raise refusal(f"{folder}, stage {stage}", expected, got, "choose another stage or rollout")
+        found = f"{published} published steps" if stage in ONLINE_STAGES else offline
+        raise refusal(f"{run.folder}, stage {stage}", expected, found, "choose another stage or rollout")
     return published
 
 
-def _steps_to(store: SqliteStore, folder: Path, rollout: str, versions: set[int]) -> Steps:
+def _steps_to(run: RunFiles, rollout: str, versions: set[int]) -> Steps:
     """Return the steps that trained all versions which sampled a rollout, beginning at the last checkpoint before
     them."""
     stage, last = rollout.partition("/")[0], max(versions)
-    _check_published(store, folder, stage, f"weights of version {last}", last)
-    start = max((ref.step for ref in store.checkpoints(stage) if ref.step <= min(versions)), default=0)
+    _check_published(run, stage, f"weights of version {last}", last)
+    start = _last_saved(run, stage, min(versions))
     return Steps(stage=stage, start=start, first=start + 1, last=last, rollout=rollout)
 
 
-def _copy(config: RunConfig, folder: Path, stage: str, made: Path) -> RunConfig:
+def _copy(run: RunFiles, stage: str, made: Path) -> RunConfig:
     """Copy the files of a run's folder that a replay of a stage changes, link the others, and return a recipe for the
     copy. A run of the copy reports, saves and evaluates nothing."""
-    copy = made / config.run.name
+    config, copy = run.config, made / run.config.run.name
     copy.mkdir()
-    for entry in folder.iterdir():
+    for entry in run.folder.iterdir():
         if entry.is_dir() and entry.name != stage:
             (copy / entry.name).symlink_to(entry.absolute())
-    copy_store(folder / STORE, copy / STORE)
+    copy_store(run.folder / STORE, copy / STORE)
     changed = msgspec.structs.replace(
         config,
         run=msgspec.structs.replace(config.run, directory=str(made)),
@@ -220,14 +207,10 @@ def _copy(config: RunConfig, folder: Path, stage: str, made: Path) -> RunConfig:
     return changed
 
 
-async def _replay_steps(config: RunConfig, folder: Path, steps: Steps, sampling: bool, result: ReplayResult) -> None:
-    """Replay the steps of one stage in a copy of the run, and add the report to the result.
-
-    Raises:
-        BadInput: a part of the run is gone or has changed since.
-    """
+async def _replay_steps(run: RunFiles, steps: Steps, sampling: bool, result: ReplayResult) -> None:
+    """Replay the steps of one stage in a copy of the run, and add the report to the result."""
     with scratch() as made:
-        async with opened(_copy(config, folder, steps.stage, made)) as context:
+        async with opened(_copy(run, steps.stage, made)) as context:
             context.store.truncate(steps.stage, steps.start)
             updates = ReplayedUpdates(context, steps, sampling)
             try:
@@ -241,7 +224,7 @@ async def _replay_steps(config: RunConfig, folder: Path, steps: Steps, sampling:
             except Differs:
                 pass
             except BadInput as error:
-                raise BadInput(str(error).replace(str(context.folder), str(folder))) from error
+                raise BadInput(str(error).replace(str(context.folder), str(run.folder))) from error
             finally:
                 updates.stop()
             updates.report(result)
@@ -323,8 +306,8 @@ class ReplayedUpdates:
             across = f", {done.across} of them across versions" if done.across else ""
             result.lines.append(f"{steps.stage}: {done.turns} turns{across}, {done.tokens} tokens sampled again")
             if done.crowded:
-                do = "the cache is too small; raise engine.kv.tokens"
-                result.lines.append(f"{done.crowded} turns not compared: {do}")
+                advice = "the cache is too small; raise engine.kv.tokens"
+                result.lines.append(f"{done.crowded} turns not compared: {advice}")
             if done.difference is not None:
                 result.lines.append(str(done.difference))
             result.identical = result.identical and done.difference is None and not done.crowded
@@ -334,25 +317,22 @@ class ReplayedUpdates:
             result.lines.append(f"{steps.stage}: {weights}")
 
 
-def _weights(
-    config: RunConfig, folder: Path, store: SqliteStore, rollout: str, versions: set[int], made: Path
-) -> Path | None:
+def _weights(run: RunFiles, rollout: str, versions: set[int], made: Path) -> Path | None:
     """Return a folder with the weights that sampled a rollout: a stage's output, or its input with the tensors of a
     checkpoint. Return None if several versions sampled the rollout, or if their checkpoint is gone."""
-    files = RunFiles(config=config, folder=folder, store=store)
     stage, _, rest = rollout.partition("/")
     if stage == "eval":
         label, _, number = rest.partition("/")
         if not number:  # a run of `sparring eval`; its recipe names the checkpoint
-            return files.output("init")
-        tried = [stage for stage in config.eval.checkpoints if files.done(stage) is not None]
-        return files.output(tried[-1] if label == "no_tool" else label)
-    source = files.output(files.before(stage) or "init")
-    if config.models[POLICY].lora is not None and not is_adapter(source):
-        source = folder / START
+            return run.output("init")
+        evaluated = [stage for stage in run.config.eval.checkpoints if run.done(stage) is not None]
+        return run.output(evaluated[-1] if label == "no_tool" else label)
+    source = run.output(run.before(stage) or "init")
+    if run.config.models[POLICY].lora is not None and not is_adapter(source):
+        source = run.folder / START
     if versions == {0}:
         return source
-    file = folder / stage / "checkpoints" / f"step-{max(versions):06d}" / "model.safetensors"
+    file = run.folder / stage / "checkpoints" / f"step-{max(versions):06d}" / "model.safetensors"
     if len(versions) > 1 or not file.is_file():
         return None
     from safetensors.torch import load_file

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,10 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from sparring.errors import BadInput, naming_memory, refusal
-from sparring.launch.begun import as_begun, claim, compare, raised
-from sparring.launch.block import block
 from sparring.launch.checkpoint import STORE
+from sparring.launch.interrupts import block
 from sparring.launch.rehearsal import rehearse
+from sparring.launch.resume import as_begun, claim, compare, raised
+from sparring.launch.run_server import answered_outside
 from sparring.observe.progress import progress
 from sparring.observe.sinks.load import check_sinks, load_sinks
 from sparring.observe.sinks.sink import Fanout
@@ -79,8 +81,7 @@ def _earlier_recipes(config: RunConfig, begun: tuple[str, ...]) -> list[RunConfi
 async def _run(config: RunConfig) -> Path:
     there = (Path(config.run.directory) / config.run.name).exists()
     async with opened(config) as context:
-        changes = raised(context.folder, config)
-        if changes or any(context.done(stage) is None for stage in config.run.stages):
+        if raised(context.folder, config) or any(context.done(stage) is None for stage in config.run.stages):
             from sparring.stages.preflight.directory import check_directory
 
             try:
@@ -94,7 +95,7 @@ async def _run(config: RunConfig) -> Path:
                 raise
             for fact in facts:
                 context.sink.event("check", fact)
-        claim(context, changes)  # last, so that a refused recipe can be corrected
+        claim(context)  # last, so that a refused recipe can be corrected
         remember_others(context)
         with _keep_memory_warning(context):
             async with answered_outside(config, context.folder, context.sink.event):
@@ -110,11 +111,7 @@ async def _run(config: RunConfig) -> Path:
 @contextmanager
 def _keep_memory_warning(context: Context) -> Iterator[None]:
     """Keep the run's memory warning in the store while stages run. An out-of-memory error repeats the warning. So does
-    the next process if this one was killed, probably by the kernel for its memory.
-
-    Raises:
-        InfraError: memory ran out.
-    """
+    the next process if this one was killed, probably by the kernel for its memory."""
     warning = context.store.get(MEMORY_WARNING_KEY)
     if (before := context.store.get(UNDER_WAY)) is not None:
         context.sink.event("run", f"the process before this one was killed; before it began, it was told: {before}")
@@ -153,7 +150,6 @@ async def opened(config: RunConfig, begun: Path | None = None) -> AsyncIterator[
     """
     from sparring.envs.rubrics.judges import Judges
     from sparring.harness.by_environment import mounts_of
-    from sparring.rollout.load import CappedBoxes
     from sparring.sandbox.make import make_boxes
     from sparring.store.sqlite import SqliteStore
 
@@ -175,7 +171,7 @@ async def opened(config: RunConfig, begun: Path | None = None) -> AsyncIterator[
         sinks = load_sinks(config.observe, folder, name=config.run.name, recipe=recipe)
         sink = Fanout([*sinks, progress(config.observe)], store.event)
         cluster = cluster_of(config, tell=sink.event)
-        boxes = CappedBoxes(make_boxes(config.sandbox, mounts_of(harness)), config.sandbox.starting)
+        boxes = make_boxes(config.sandbox, mounts_of(harness))
         try:
             yield Context(
                 config=config,
@@ -184,6 +180,7 @@ async def opened(config: RunConfig, begun: Path | None = None) -> AsyncIterator[
                 sink=sink,
                 cluster=cluster,
                 boxes=boxes,
+                box_starts=asyncio.Semaphore(config.sandbox.starting),
                 factory=factory,
                 harness=harness,
                 judges=judges,
@@ -213,17 +210,18 @@ def cluster_of(config: RunConfig, **settings: Any) -> Cluster:
     from sparring.cluster.inline import InlineCluster
     from sparring.cluster.processes import ProcessCluster
 
-    folder = Path(config.run.directory) / config.run.name
-    inline = partial(InlineCluster, colocate=config.cluster.colocate)
-    make = inline if config.cluster.kind == "inline" else partial(ProcessCluster, config.cluster, folder)
-    return make(
+    inline = InlineCluster(
         models=config.models,
         train=config.train,
         engine=config.engine,
         device=config.run.device,
         threads=config.run.threads,
+        colocate=config.cluster.colocate,
         **settings,
     )
+    if config.cluster.kind == "inline":
+        return inline
+    return ProcessCluster(config.cluster, Path(config.run.directory) / config.run.name, inline)
 
 
 def _make_folder(folder: Path) -> None:
@@ -283,35 +281,6 @@ def _leases() -> Leases | None:
     return gateway_here().workers.leases
 
 
-@asynccontextmanager
-async def answered_outside(
-    config: RunConfig,
-    folder: Path,
-    tell: Callable[[str, str], None],
-    *,
-    gateway_too: bool = True,
-    keys_of: Path | None = None,
-) -> AsyncIterator[None]:
-    """Serve programs outside the process inside a context: workers and senders of rewards if the recipe has them, and
-    `sparring gateway` if the recipe names one.
-
-    Args:
-        keys_of: folder with the keys to use; None uses `folder`.
-    """
-    workers = "workers" in config.harnesses
-    gateway = config.rollout.gateway.url if gateway_too else ""
-    async with AsyncExitStack() as stack:
-        if workers or config.rollout.rewards.within_s is not None:
-            from sparring.launch.run_server import outside
-
-            await stack.enter_async_context(outside(config.rollout, folder, tell, gateway, keys_of))
-        if gateway:
-            from sparring.gateway.handover import behind_gateway
-
-            await stack.enter_async_context(behind_gateway(folder, gateway, partial(tell, "gateway")))
-        yield
-
-
 def _name_of(key: str) -> str:
     """Return the name of the environment under a key of `RunConfig.environments`; "" if there is only one."""
     return key.partition(".")[2]
@@ -356,8 +325,8 @@ def _check_recorded(folder: Path) -> None:
 
     weights = next((path for kind in ("checkpoints/step-*", "model") for path in folder.glob(f"*/{kind}")), None)
     if is_blank(folder / STORE) and weights is not None:
-        do = "restore it from a copy, or choose another [run] name (--name)"
-        raise refusal(str(folder / STORE), f"the record of the run that wrote {weights}", "an empty one", do)
+        advice = "restore it from a copy, or choose another [run] name (--name)"
+        raise refusal(str(folder / STORE), f"the record of the run that wrote {weights}", "an empty one", advice)
 
 
 def check_recipe(config: RunConfig, worker: Sequence[str] = ()) -> list[str]:

@@ -28,7 +28,7 @@ from sparring.engine.wire import ServedModel
 from sparring.errors import BadInput, refusal
 from sparring.gateway.client_protocol import MOST_HEAD, ClientProtocol
 from sparring.gateway.hosts import at_home, plainly
-from sparring.gateway.serving import BoundedServer, server_settings
+from sparring.gateway.serving import BoundedServer, listen_on, server_settings, url_of
 from sparring.kernels.devices import Device, resolve_device
 from sparring.model.config import DType, Numerics
 from sparring.model.hub import base_folder
@@ -84,8 +84,8 @@ def engine_config(settings: Sequence[str]) -> EngineConfig:
     recipe = {"run": {"name": "serve"}, "models": {"policy": {"path": "."}}, "env": {"name": "none"}}
     engine = from_data(recipe, "the engine's settings", settings).engine
     if engine.kind not in ("native", "vllm") or engine.urls:
-        got = f"{engine.kind!r}{' with urls' * bool(engine.urls)}"
-        raise refusal("engine.kind", '"native" or "vllm", which this command serves', got, "leave it out")
+        other = f"{engine.kind!r}{' with urls' * bool(engine.urls)}"
+        raise refusal("engine.kind", '"native" or "vllm", which this command serves', other, "leave it out")
     check_settings(engine)
     return engine
 
@@ -134,17 +134,12 @@ def _open_engine(config: ServeConfig) -> ServedEngine | None:
     device = resolve_device(config.device, "--device")
     if config.folder is None:
         return None
-    return _engine_of(
-        load(config.folder, dtype=config.dtype, numerics=config.numerics or "exact", device=device), config
-    )
+    model = load(config.folder, dtype=config.dtype, numerics=config.numerics or "exact", device=device)
+    return _engine_of(model, config)
 
 
 def _open_vllm(config: ServeConfig) -> ServedEngine:
-    """Start vLLM. This process is terminated when vLLM ends.
-
-    Raises:
-        BadInput: vLLM is not installed, or does not serve what is asked for.
-    """
+    """Start vLLM. This process is terminated when vLLM ends."""
     from sparring.engine.adapters.vllm import VllmEngine
     from sparring.engine.adapters.vllm_server import VllmServer
 
@@ -155,8 +150,8 @@ def _open_vllm(config: ServeConfig) -> ServedEngine:
     if config.numerics is not None:
         raise refusal("--numerics", "none with vLLM, which has its own", config.numerics, "leave it out")
     if is_adapter(config.folder):
-        do = "serve a whole model: sparring export ADAPTER FOLDER"
-        raise refusal(f"model {config.folder}", "a model without adapter for vLLM", "an adapter", do)
+        advice = "serve a whole model: sparring export ADAPTER FOLDER"
+        raise refusal(f"model {config.folder}", "a model without adapter for vLLM", "an adapter", advice)
     server = VllmServer(config.folder, config.engine, dtype=config.dtype, threads=_threads(config))
 
     def wait() -> None:
@@ -230,8 +225,8 @@ def server_of(engine: ServedEngine | None, config: ServeConfig, ready: Callable[
         rules = text_rules(lambda: load_tokenizer(base_folder(folder)))
         serving = Serving(engine, engine.describe(secrets.token_hex(8)), rules)
     tokens = TokenServer(serving, config.api_key, opens)
-    names = (config.host,)
-    application = at_home(tokens.application(), plainly, keyed=lambda scope: bool(config.api_key), names=names)
+    keyed = bool(config.api_key)
+    application = at_home(tokens.application(), plainly, keyed=lambda scope: keyed, names=(config.host,))
     options = server_settings(application, log_level="warning", timeout_graceful_shutdown=int(GRACE_S))
     return StoppingServer(options, tokens, ready)
 
@@ -282,15 +277,8 @@ def _listen(config: ServeConfig, stack: ExitStack) -> tuple[socket.socket, str]:
     """Return a listening socket and its address before the slow work begins. `stack` closes the socket."""
     if config.unix is not None:
         return _listen_unix(config.unix, stack), f"unix:{config.unix}"
-    where = f"{config.host}:{config.port}"
-    try:
-        family, *_ = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
-        listening = socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
-    except (OSError, OverflowError, UnicodeError) as error:
-        raise refusal(where, "a free address", str(error), "choose another --host or --port") from error
-    stack.callback(listening.close)
-    host = f"[{config.host}]" if family == socket.AF_INET6 else config.host
-    return listening, f"http://{host}:{listening.getsockname()[1]}"
+    listening = stack.enter_context(listen_on(config.host, config.port, "choose another --host or --port"))
+    return listening, url_of(config.host, listening)
 
 
 def _listen_unix(path: Path, stack: ExitStack) -> socket.socket:

@@ -30,6 +30,7 @@ from sparring.render.load import load_renderer
 from sparring.render.train_tokenizer import train_tokenizer
 from sparring.reply import Reply, ReplyRequest, ReplyStream, SampledReply, SessionLayer
 from sparring.scratch import scratch
+from sparring.store.deltas import branch_ids
 from sparring.types import Limits, Segment, Task
 from sparring.types import Message as Said
 
@@ -166,10 +167,10 @@ def try_program(trial: ProgramTrial, say: Say) -> bool:
 
 
 async def _try(trial: ProgramTrial, program: str, say: Say) -> bool:
-    renderer, left = _renderer(), iter(trial.replies)
+    renderer, replies = _renderer(), iter(trial.replies)
 
     def script(request: GenerateRequest) -> Sequence[int]:
-        reply = next(left, None) or said_to(WANTED.get())
+        reply = next(replies, None) or said_to(WANTED.get())
         return reply_tokens(renderer, reply)
 
     engine = ScriptedEngine(script)
@@ -245,8 +246,8 @@ def _lines_of_reply(place: int | None, segments: Sequence[Segment]) -> Iterator[
     yield f"   reply, {len(reply.tokens)} ids: {' '.join(texts) or 'nothing'}"
     if request.fork is not None:
         fork = request.fork
-        left, right = _short(fork.before), _short(fork.after)
-        yield f"   begins a branch: {fork.reason}, message {fork.message}: {left!r} -> {right!r}"
+        before, after = _short(fork.before), _short(fork.after)
+        yield f"   begins a branch: {fork.reason}, message {fork.message}: {before!r} -> {after!r}"
     else:
         yield "   begins the conversation" if request.parent is None else "   goes on"
 
@@ -256,7 +257,7 @@ def _print_end(status: int | None, session: RecordedSession, engine: ScriptedEng
     segments = session.segments
     sampled = [segment for segment in segments if segment.model is not None]
     prompts = {request.tokens for request in engine.requests}
-    exact = sum(_prompt(segments, segment) in prompts for segment in sampled)
+    exact = sum(branch_ids(segments, segment.parent) in prompts for segment in sampled)
     parents = {segment.parent for segment in segments}
     branches = sum(segment.index not in parents for segment in segments)
     say(f"{len(sampled)} turns, {branches} branches; the prompts of {exact} are, id for id, what the engine was given")
@@ -271,14 +272,6 @@ def _print_end(status: int | None, session: RecordedSession, engine: ScriptedEng
         outcome = f"completed: the program ended with status {status}"
     say(f"a rollout of a run would be {outcome}")
     return outcome.startswith("completed") and status == 0
-
-
-def _prompt(segments: Sequence[Segment], segment: Segment) -> tuple[int, ...]:
-    path, at = [], segment.parent
-    while at is not None:
-        path.append(segments[at].tokens)
-        at = segments[at].parent
-    return tuple(token for tokens in reversed(path) for token in tokens)
 
 
 def _json(data: bytes | bytearray) -> dict[str, Any]:

@@ -125,16 +125,18 @@ def library_attention(
     context = CURRENT_ATTENTION.get()
     if context is None:
         raise refusal(type(module).__name__, "a call through CausalModel", "another one", "use CausalModel.hidden")
-    got = "position_bias" if options.get("position_bias") is not None else None
-    got = got if getattr(module, "is_causal", True) else "both directions"
-    if got is not None:
-        raise refusal(type(module).__name__, "causal attention", f"attention with {got}", "choose another model")
+    given = "position_bias" if options.get("position_bias") is not None else None
+    given = given if getattr(module, "is_causal", True) else "both directions"
+    if given is not None:
+        raise refusal(type(module).__name__, "causal attention", f"attention with {given}", "choose another model")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     # some configs write "no window" as 0
     form = AttentionForm(scale, options.get("sliding_window") or None, options.get("softcap") or None)
     q, k, v = (t[0].transpose(0, 1).contiguous() for t in (query, key, value))
     if isinstance(context, KeyRecording):
         context.keys[module.layer_idx] = (key, value)
+        if query.is_meta:
+            return query.new_empty(1, *query.shape[2:0:-1], value.shape[-1]), None
     size = v.shape[-1]
     if size < q.shape[-1]:
         v = torch.nn.functional.pad(v, (0, q.shape[-1] - size))

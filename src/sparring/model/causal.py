@@ -15,8 +15,9 @@ from transformers import PreTrainedModel
 
 from sparring.errors import WeightsError, refusal
 from sparring.kernels import ops
+from sparring.kernels.pages import KvHeads
 from sparring.kernels.threads import take
-from sparring.model.attention import CURRENT_ATTENTION, Attention
+from sparring.model.attention import CURRENT_ATTENTION, Attention, KeyRecording
 from sparring.model.decoder import LlamaBody, LlamaDecoder
 from sparring.model.experts import RowExperts
 from sparring.model.layers import Product, RowLinear
@@ -144,6 +145,19 @@ class CausalModel:
         """Return the tensors of `state` with their gradients: parameters and stored buffers."""
         return dict(self._parameters)
 
+    def packed_parts(self) -> list[tuple[Product | RowExperts, nn.Parameter]]:
+        """Return all parts with packed copies, each with a parameter that it packs."""
+        joined = {part for product in (self.decoder.joined if self.decoder else ()) for part in product.parts}
+        found = list[tuple[Product | RowExperts, nn.Parameter]]()
+        for part in self.parts:
+            if isinstance(part, Product):
+                found.append((part, part.parts[0].weight))
+            elif isinstance(part, RowExperts):
+                found.append((part, part.gate_up_proj))
+            elif part not in joined:
+                found.append((part.product, part.weight))
+        return found
+
     def check(self, state: Mapping[str, torch.Tensor]) -> None:
         """Raise WeightsError if a state has other names or shapes than the parameters."""
         own = self._parameters
@@ -207,6 +221,18 @@ class LibraryForward:
         """Return two contexts of a checkpointed layer. The one of the forward pass is empty, because that runs inside
         the call's context; the recomputation gets a context of its own."""
         return nullcontext(), _LibraryCall(CURRENT_ATTENTION.get(), self.rowwise)
+
+
+@torch.no_grad()
+def kv_heads_of(module: PreTrainedModel) -> dict[int, KvHeads]:
+    """Return the keys and values that each layer stores, by one token's forward of a module, whose attention is ours.
+    Works on torch's meta device for a module without replaced parts."""
+    device = module.get_input_embeddings().get_parameter("weight").device
+    token = torch.zeros(1, 1, dtype=torch.int64, device=device)
+    recording = KeyRecording(torch.tensor([0, 1], dtype=torch.int32, device=device))
+    with _LibraryCall(recording, None):
+        text_model(module)(input_ids=token, position_ids=token, use_cache=False)
+    return recording.heads
 
 
 class _LibraryCall(AbstractContextManager[None]):

@@ -157,8 +157,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if self.served is not None and self.served.kind == "chat" and self.path is None and self.init is None:
             return  # text alone: it needs no tokenizer here
         if (self.path is None) == (self.init is None):
-            got = "neither" if self.path is None else "both"
-            raise ValueError(f"exactly one of `path` and `init` (the shape of a fresh model), got {got}")
+            given = "neither" if self.path is None else "both"
+            raise ValueError(f"exactly one of `path` and `init` (the shape of a fresh model), got {given}")
         if self.template is not None and self.path is None:
             raise ValueError("template belongs to a checkpoint (`path`), got one for a fresh model")
         if self.template is not None and self.renderer not in ("auto", "template"):

@@ -99,7 +99,7 @@ class RowExperts(nn.Module):
             return ops.mixture(x, gate_up, down, chosen.int(), shares.float())
         count, per_row = chosen.shape
         of_pair, order = chosen.flatten().sort(stable=True)
-        loads = _loads(of_pair, len(self.gate_up_proj))
+        loads = torch.bincount(of_pair, minlength=len(self.gate_up_proj))
         numbers = order // per_row
         adapted = None if self.adapted is None or not adds else self.adapted(numbers.split(loads.tolist()))
         rows = take(x, numbers)
@@ -177,13 +177,6 @@ class RowExperts(nn.Module):
     def copies(self) -> list[torch.Tensor]:
         """Return the packed weights; nothing before the first use."""
         return [stack.storage for stack in self._stacks]
-
-
-def _loads(of_pair: torch.Tensor, experts: int) -> torch.Tensor:
-    """Count the pairs [P] of each expert [E]; on torch's meta device, which has no values, all are of the first."""
-    if of_pair.is_meta:
-        return torch.tensor([len(of_pair), *[0] * (experts - 1)])
-    return torch.bincount(of_pair, minlength=experts)
 
 
 def gates_of(experts: nn.Module) -> list[Gate]:

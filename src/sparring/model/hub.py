@@ -41,13 +41,13 @@ def local_folder(name: str) -> Path:
         return converted(file)
     where = f"model {name}"
     if folder.exists():
-        got = "a folder without config.json or GGUF file" if folder.is_dir() else "a file of another kind"
-        raise refusal(where, "a Hugging Face checkpoint folder or a GGUF file", got, "correct the path")
+        given = "a folder without config.json or GGUF file" if folder.is_dir() else "a file of another kind"
+        raise refusal(where, "a Hugging Face checkpoint folder or a GGUF file", given, "correct the path")
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(SUFFIX):
-        do = "correct the path"
+        remedy = "correct the path"
         if SAVED.fullmatch(folder.name):
-            do += f"; a saved step of a run is written out first: sparring export {name} FOLDER"
-        raise refusal(where, "a Hugging Face checkpoint folder or a hub name", "no such folder", do)
+            remedy += f"; a saved step of a run is written out first: sparring export {name} FOLDER"
+        raise refusal(where, "a Hugging Face checkpoint folder or a hub name", "no such folder", remedy)
     try:
         with boundary(InfraError, "hub"):
             return _find_cached(name) or _download(name)
@@ -65,8 +65,8 @@ def model_folder(spec: ModelConfig) -> Path:
     template of an adapter: its base has the template."""
     folder = local_folder(str(spec.path))
     if spec.template is not None and is_adapter(folder):
-        do = "give the template to its base"
-        raise refusal(f"template {spec.template}", "a whole model to write for", f"the adapter {folder}", do)
+        remedy = "give the template to its base"
+        raise refusal(f"template {spec.template}", "a whole model to write for", f"the adapter {folder}", remedy)
     return with_template(folder, spec.template)
 
 

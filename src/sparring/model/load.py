@@ -16,13 +16,13 @@ from sparring.errors import BadInput, boundary, refusal
 from sparring.kernels import ops
 from sparring.kernels.packed import packed_later
 from sparring.model.attention import IMPLEMENTATION
-from sparring.model.causal import ATTENTION, CausalModel, forward_of
+from sparring.model.causal import ATTENTION, CausalModel, forward_of, kv_heads_of
 from sparring.model.decoder import FAMILY
 from sparring.model.library import NonTextParts, class_of, classes_named, head_of
 from sparring.model.lora import Adapter
 from sparring.model.peft import base_of, is_adapter, read
 from sparring.model.recurrent import split
-from sparring.model.self_test import find_kv_heads, verify_against_library
+from sparring.model.self_test import verify_against_library
 from sparring.model.swap import swap
 from sparring.observe.wait_reports import waiting
 
@@ -187,9 +187,10 @@ def build_model(
     path_name = ops.path_name(device)
     swapped = exact or ops.is_compiled(device)
     with boundary(BadInput, where, "a causal LM that calls the library's interfaces", "choose another model"):
-        has_own_layers = swapped and swap(module, max_positions, exact=exact)
+        kv_heads = kv_heads_of(module) if device == "meta" else {}
         with boundary(BadInput, where, "recurrent layers that go on from a cache of states", "choose another model"):
             recurrent = {} if exact else split(module)
+        has_own_layers = swapped and swap(module, max_positions, exact=exact)
         # the lean decoder has one activation; models with another use transformers' forward
         lean = has_own_layers and config.model_type in FAMILY and config.hidden_act in ("silu", "swish")
         with nullcontext() if packs else packed_later():
@@ -197,8 +198,8 @@ def build_model(
                 module, lean=lean, exact=exact, gradient_checkpointing=gradient_checkpointing, recurrent=recurrent
             )
         model = CausalModel(module, forward, path_name=path_name if exact else "fast", max_positions=max_positions)
-        if not lean and device == "meta":
-            find_kv_heads(model)
+        if device == "meta":
+            model.kv_heads = kv_heads
         elif not lean:
             verify_against_library(model, where, exact=exact)
         if not lean:
@@ -214,8 +215,8 @@ def read_config(where: str, numerics: str, head: str) -> Any:
     """
     looks_local = where.startswith((".", "/", "~")) or where.count("/") > 1
     if (Path(where).is_dir() or looks_local) and not (Path(where) / "config.json").is_file():
-        got = "a folder without one" if Path(where).is_dir() else "no such folder"
-        raise refusal(where, "a checkpoint folder with config.json", got, "check the model's path")
+        given = "a folder without one" if Path(where).is_dir() else "no such folder"
+        raise refusal(where, "a checkpoint folder with config.json", given, "check the model's path")
     with boundary(BadInput, f"{where}/config.json", "a config of a Hugging Face model", "check the model's path"):
         config = transformers.AutoConfig.from_pretrained(where)
     _refuse_other_head(where, config, head)
@@ -233,30 +234,30 @@ def _refuse_other_head(where: str, config: Any, head: str) -> None:
     wanted = {"new scalar": "tokens", "own": found}.get(head, head)
     if found and found == wanted:
         return
-    expected, do = HEADS[head]
-    do = do if found or config.architectures else "write the class of the model there"
-    raise refusal(f"{where}/config.json", expected, named, do)
+    expected, remedy = HEADS[head]
+    remedy = remedy if found or config.architectures else "write the class of the model there"
+    raise refusal(f"{where}/config.json", expected, named, remedy)
 
 
 def refuse_incomplete(where: str, missing: Iterable[str], mismatched: Iterable[tuple[str, Any, Any]]) -> None:
     """Refuse a checkpoint that transformers would silently complete with random weights: BadInput if a parameter is
     missing, or does not fit. `mismatched` has (name, its shape, the model's shape) of each that does not fit."""
-    absent, do = sorted(missing), "take the whole checkpoint, or the config that belongs to it"
+    absent, remedy = sorted(missing), "take the whole checkpoint, or the config that belongs to it"
     if absent:
         raise refusal(
-            where, "all weights of its config", f"none for {', '.join(absent[:3])} ({len(absent)} in all)", do
+            where, "all weights of its config", f"none for {', '.join(absent[:3])} ({len(absent)} in all)", remedy
         )
-    for name, got, expected in sorted(mismatched):
-        raise refusal(where, f"{name} of shape {list(expected)}, as its config says", str(list(got)), do)
+    for name, given, expected in sorted(mismatched):
+        raise refusal(where, f"{name} of shape {list(expected)}, as its config says", str(list(given)), remedy)
 
 
 def _refuse_unservable(where: str, config: Any, numerics: str) -> None:
     others = set(getattr(config.get_text_config(), "layer_types", None) or ()) - ATTENTION
     if not others or (numerics == "fast" and others <= FAST_ONLY):
         return
-    got = f"a {config.model_type} model, with {sorted(others - FAST_ONLY or others)[0]} layers"
-    do = 'set numerics = "fast" for this model' if others <= FAST_ONLY else "choose a model without them"
-    raise refusal(where, "full or sliding attention in every layer", got, do)
+    given = f"a {config.model_type} model, with {sorted(others - FAST_ONLY or others)[0]} layers"
+    remedy = 'set numerics = "fast" for this model' if others <= FAST_ONLY else "choose a model without them"
+    raise refusal(where, "full or sliding attention in every layer", given, remedy)
 
 
 def _device_of(module: nn.Module) -> str:

@@ -72,9 +72,9 @@ class Adapter:
         self.factors = {name: (self._parameters[f"{name}.{A}"], self._parameters[f"{name}.{B}"]) for name in names}
         for name, (a, b) in self.factors.items():
             if a.dim() not in (2, 3) or a.dim() != b.dim() or a.shape[:-1] != (*b.shape[:-2], b.shape[-1]):
-                got = f"{tuple(a.shape)} and {tuple(b.shape)}"
+                given = f"{tuple(a.shape)} and {tuple(b.shape)}"
                 expected = "A [rank, inputs] and B [outputs, rank], of experts stacked"
-                raise refusal(f"adapter {name}", expected, got, "repair it")
+                raise refusal(f"adapter {name}", expected, given, "repair it")
         self.terms: dict[LoraTarget | ExpertLoraTarget, LoraTerm | ExpertLoraTerm] = {}
 
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -100,9 +100,9 @@ class Adapter:
             n for n in own.keys() | state.keys() if n not in own or n not in state or own[n].shape != state[n].shape
         ]
         if unlike or float(state[SCALE]) != self.scale:
-            got = f"a difference in {sorted(unlike)[:3]}" if unlike else f"scale {float(state[SCALE])}"
+            given = f"a difference in {sorted(unlike)[:3]}" if unlike else f"scale {float(state[SCALE])}"
             raise refusal(
-                "adapter", f"{len(self.factors)} layers of these shapes and scale {self.scale}", got, "load another"
+                "adapter", f"{len(self.factors)} layers of these shapes and scale {self.scale}", given, "load another"
             )
         for name, parameter in self._parameters.items():
             parameter.copy_(state[name])
@@ -134,8 +134,10 @@ class Adapter:
                 raise unknown_target(name, targets)
             expected = targets[name].shape
             if (*b.shape[:-1], a.shape[-1]) != expected:
-                got = f"{tuple(b.shape)} and {tuple(a.shape)}"
-                raise refusal(f"adapter {name}", f"factors of a layer {list(expected)}", got, "load one of this model")
+                given = f"{tuple(b.shape)} and {tuple(a.shape)}"
+                raise refusal(
+                    f"adapter {name}", f"factors of a layer {list(expected)}", given, "load one of this model"
+                )
 
 
 class LoraTerm:
@@ -433,8 +435,8 @@ class Adapters:
 
 def library_experts_refusal(name: str) -> Exception:
     """Make the refusal of an adapter for experts that transformers computes."""
-    do = 'name linear layers alone, or set numerics = "exact" where the model allows it'
-    return refusal(f"adapter {name}", "experts that our own layers compute", "the library's layers", do)
+    remedy = 'name linear layers alone, or set numerics = "exact" where the model allows it'
+    return refusal(f"adapter {name}", "experts that our own layers compute", "the library's layers", remedy)
 
 
 def fresh_state(

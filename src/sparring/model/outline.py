@@ -8,7 +8,7 @@ family.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import transformers
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sparring.errors import BadInput, boundary, refusal
+from sparring.errors import BadInput, boundary
 from sparring.kernels.pages import token_bytes
 from sparring.model.attention import IMPLEMENTATION
 from sparring.model.causal import CausalModel
@@ -48,6 +48,8 @@ ACTIVATIONS = {
 OTHER_ACTIVATIONS = (2.2, 0.0)
 """What a layer keeps for its backward pass, by `model_type`, and for others: for each token and each output of the
 layer's linear layers, a number of values in the model's dtype, and bytes besides (log/2026-11-29-memory.md)."""
+BATCHED = "batched_mm"
+"""Implementation of experts by the library that torch's meta device has in every dtype."""
 LOGITS = 3 * CHUNK_ELEMENTS
 """Maximum number of float32 values of logits and what is computed of them at a time (`model.head`)."""
 SCATTERED = 1.2
@@ -58,6 +60,16 @@ next tensor. Measured by `benchmarks/memory.py`."""
 class Outline:
     """Sizes of a model, in bytes where nothing else is said.
 
+    Attributes:
+        trained: tensors that a trainer trains: the factors of the adapter, or all parameters of a model without one.
+        num_trained: number of parameters in `trained`.
+        published: what a trainer publishes.
+        parameters: number of parameters, a tied weight once.
+        weights: weights in files, and an adapter's factors.
+        packed: packed copies, which the products read, of weights and factors.
+        tables: tables, such as rotary cosines.
+        staged: what an update brings: new weights, or an adapter's factors, and their packed copies.
+
     Args:
         model: model on the meta device, with its adapter for all rows, if any.
     """
@@ -65,65 +77,41 @@ class Outline:
     def __init__(self, model: CausalModel, *, gradient_checkpointing: bool = False) -> None:
         self.model, self.gradient_checkpointing = model, gradient_checkpointing
         self.vocab_size, self.max_positions, self.kv_heads = model.vocab_size, model.max_positions, model.kv_heads
-
-    @property
-    def parameters(self) -> int:
-        """Count the parameters, a tied weight once."""
-        return sum(one.numel() for one in self.model.state().values())
+        own, adapter = model.parameters().values(), model.adapters.everywhere
+        factors = [] if adapter is None else list(adapter.parameters().values())
+        terms = [] if adapter is None else list(adapter.terms.values())
+        self.trained = factors or [one for one in own if isinstance(one, nn.Parameter)]
+        self.num_trained, self.published = sum(one.numel() for one in self.trained), _bytes(self.trained)
+        self.parameters = sum(one.numel() for one in own)
+        self.weights = _bytes([*own, *factors])
+        of_products = _bytes(part.packed.storage for part, _ in model.packed_parts() if isinstance(part, Product))
+        stacks = [stack for part in model.parts if isinstance(part, RowExperts) for stack in part.stacks]
+        of_factors = _bytes(one.storage for term in terms for one in (term.a, term.b) if one is not None)
+        self.packed = of_products + _bytes(stack.storage for stack in stacks) + of_factors
+        self.tables = _bytes(one for one in model.module.buffers() if not any(one is other for other in own))
+        self.staged = _bytes(factors) + of_factors if factors else self.weights + self.packed
 
     def token_bytes(self, dtype: str) -> int:
         """Return the size of one token's keys and values, over all layers that attend."""
         return token_bytes(self.kv_heads, DTYPES[dtype])
 
-    @property
-    def trained(self) -> list[torch.Tensor]:
-        """Return the tensors that a trainer trains: the factors of the adapter, or all parameters of a model without
-        one."""
-        return self._factors() or [one for one in self.model.parameters().values() if isinstance(one, nn.Parameter)]
-
-    @property
-    def weights(self) -> int:
-        """Return the size of the weights in files, and of an adapter."""
-        return sum(one.nbytes for one in [*self.model.state().values(), *self._factors()])
-
-    @property
-    def packed(self) -> int:
-        """Return the size of the packed weights and factors, which the products read."""
-        return sum(one.nbytes for one in [*self._storages(), *self._packed_factors()])
-
-    @property
-    def tables(self) -> int:
-        """Return the bytes of tables, such as rotary cosines."""
-        parameters = self.model.parameters().values()
-        return sum(one.nbytes for one in self.model.module.buffers() if not any(one is other for other in parameters))
-
-    def staged(self) -> int:
-        """Return the size of what an update brings: the new weights, or an adapter's factors, and their packed form."""
-        if not (factors := self._factors()):
-            return self.weights + self.packed
-        return sum(one.nbytes for one in [*factors, *self._packed_factors()])
-
     def kept(self, tokens: int) -> int:
         """Return the size of the activations that the layers keep for the backward pass of `tokens` tokens."""
-        layers, layer = self._text.num_hidden_layers, self._layer
+        layers = self._text.num_hidden_layers
         if self.gradient_checkpointing:  # what each layer takes and adds to; one of them is computed again
-            return int((layer + 2 * layers * self._text.hidden_size * self.model.dtype.itemsize) * tokens)
-        return int(layers * layer * tokens)
+            return int((self._layer + 2 * layers * self._text.hidden_size * self.model.dtype.itemsize) * tokens)
+        return int(layers * self._layer * tokens)
 
     def micro_batch(self, tokens: int, *, keeps_gradients: bool = False) -> int:
         """Return the peak memory of a micro-batch of `tokens` tokens, all of them trained: activations, the backward
         pass of one layer, logits, and the gradients that exist at once. A trainer takes each gradient as soon as
         autograd has computed it, or with `keeps_gradients` all after the backward pass; those of the head and the
-        embedding wait for each other."""
+        embedding wait for each other, and a tied weight has their sum too."""
         tables = [one.nbytes for one in self.trained if one.shape[:1] == (self.vocab_size,)]
-        logits = self._logits(min(tokens, LOGITS // self.vocab_size))
-        if keeps_gradients:
-            gradients = sum(one.nbytes for one in self.trained) + logits
-        elif len(tables) == 1:  # a tied weight has the head's gradient, the embedding's, and their sum
-            gradients = max(3 * tables[0], 2 * tables[0] + logits)
-        else:
-            gradients = max(sum(tables), max(tables, default=0) + logits)
-        return int(SCATTERED * (self.kept(tokens) + self._layer * tokens)) + gradients
+        table, logits = max(tables, default=0), self._logits(min(tokens, LOGITS // self.vocab_size))
+        first = self.published if keeps_gradients else table * (2 if len(tables) == 1 else 1)
+        second = logits if keeps_gradients else max(table, logits)
+        return int(SCATTERED * (self.kept(tokens) + self._layer * tokens)) + first + second
 
     def step(self, tokens: int, sampled: int) -> int:
         """Return the peak memory of a generation step over `tokens` tokens, of which `sampled` are followed by a new
@@ -150,25 +138,9 @@ class Outline:
         numbers, more = ACTIVATIONS.get(text.model_type, OTHER_ACTIVATIONS)
         return float(outputs / text.num_hidden_layers * (numbers * self.model.dtype.itemsize + more))
 
-    def _factors(self) -> list[torch.Tensor]:
-        everywhere = self.model.adapters.everywhere
-        return [] if everywhere is None else list(everywhere.parameters().values())
 
-    def _storages(self) -> Iterator[torch.Tensor]:
-        parts, decoder = self.model.parts, self.model.decoder
-        joined = {part for product in (() if decoder is None else decoder.joined) for part in product.parts}
-        for part in parts:
-            if isinstance(part, RowExperts):
-                yield from (stack.storage for stack in part.stacks)
-            elif isinstance(part, Product):
-                yield part.packed.storage
-            elif isinstance(part, RowLinear) and part not in joined:
-                yield part.product.packed.storage
-
-    def _packed_factors(self) -> Iterator[torch.Tensor]:
-        everywhere = self.model.adapters.everywhere
-        for delta in () if everywhere is None else everywhere.terms.values():
-            yield from (one.storage for one in (delta.a, delta.b) if one is not None)
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(one.nbytes for one in tensors)
 
 
 @lru_cache(maxsize=32)
@@ -202,7 +174,8 @@ def outline(
     if scalar:
         kind, config.num_labels = transformers.AutoModelForSequenceClassification, 1
     with torch.device("meta"), boundary(BadInput, where, "a config that the library makes a model of", "repair it"):
-        module = kind.from_config(config, dtype=DTYPES[dtype], attn_implementation=IMPLEMENTATION)
+        options = {"attn_implementation": IMPLEMENTATION, "experts_implementation": BATCHED}
+        module = kind.from_config(config, dtype=DTYPES[dtype], **options)
     with ZeroValues():
         model = build_model(module, where, numerics=numerics, gradient_checkpointing=gradient_checkpointing)
     if lora is not None:
@@ -215,34 +188,11 @@ def outline(
     return Outline(model, gradient_checkpointing=gradient_checkpointing)
 
 
-def checkpoint_outline(folder: Path, head: str = "tokens") -> Outline:
-    """Return the outline of the checkpoint in `folder`, or of an adapter's base, with the defaults of `outline`; `head`
-    as in `load`.
-
-    Raises:
-        BadInput: the folder has no weights; or as `read_config` and `outline`.
-    """
-    folder = base_folder(folder)
-    if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
-        raise refusal(
-            str(folder), "weights (*.safetensors)", "none in the folder", "copy or download the whole checkpoint"
-        )
-    read_config(str(folder), "fast", head)
-    return outline(folder, numerics="fast", scalar=head == "scalar")
-
-
 class ZeroValues(TorchDispatchMode):
-    """Mode in which every value that a model reads is 0. It also replaces operations that torch refuses on the meta
-    device although it computes them with values: grouped products of float32."""
+    """Mode in which every value that a model reads is 0."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Replace an operation of torch that reads values; torch calls this for every operation."""
+        """Compute an operation of torch; torch calls this for each."""
         if function is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
             return 0
-        if function is torch.ops.aten._grouped_mm.default and args[0].is_meta:
-            a, b = args[:2]
-            groups = (
-                [] if a.dim() != b.dim() else [(kwargs or {}).get("offs", args[2] if len(args) > 2 else a).shape[0]]
-            )
-            return a.new_empty([*groups, a.shape[0], b.shape[-1]])
         return function(*args, **(kwargs or {}))

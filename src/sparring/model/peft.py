@@ -69,8 +69,8 @@ def read_config(path: str | Path) -> LoraConfig:
         raise refusal(where, 'bias "none"', repr(settings["bias"]), "merge that adapter into its base")
     targets, stacks = settings.get("target_modules"), tuple(sorted(settings.get("target_parameters") or ()))
     if strange := [name for name in stacks if name.rpartition(".")[2] not in STACKED]:
-        do = "merge that adapter into its base"
-        raise refusal(where, f"target_parameters that end in {' or '.join(STACKED)}", repr(strange[0]), do)
+        remedy = "merge that adapter into its base"
+        raise refusal(where, f"target_parameters that end in {' or '.join(STACKED)}", repr(strange[0]), remedy)
     with boundary(BadInput, where, "rank, alpha and target_modules of an adapter", "repair it"):
         return LoraConfig(
             rank=settings["r"],
@@ -117,8 +117,8 @@ def _by_parameter(state: Mapping[str, torch.Tensor], path: str | Path) -> dict[s
     for name, tensor in state.items():
         layer, _, factor = name.rpartition(".lora_")
         if factor not in ("A.weight", "B.weight"):
-            do = "merge that adapter into its base"
-            raise refusal(f"{path}/{TENSORS}", "factors of linear layers and of experts alone", name, do)
+            remedy = "merge that adapter into its base"
+            raise refusal(f"{path}/{TENSORS}", "factors of linear layers and of experts alone", name, remedy)
         module = layer.removesuffix(f".{INNER}")
         matches = [one for one in STACKED if _matches(config.target_parameters, f"{module}.{one}")]
         stacked = bool(matches) and module.rpartition(".")[2] == EXPERTS
@@ -126,9 +126,9 @@ def _by_parameter(state: Mapping[str, torch.Tensor], path: str | Path) -> dict[s
         rank = _rank(target, config, settings, f"{path}/{CONFIG}")
         along = tensor.shape[1 if factor.startswith("B") else 0] if tensor.dim() == 2 else 0
         if along % rank or not along or (along != rank and not stacked):
-            got = f"{list(tensor.shape)} in {name}"
+            given = f"{list(tensor.shape)} in {name}"
             raise refusal(
-                f"{path}/{TENSORS}", f"factors of rank {rank}, as the settings say", got, "copy both files again"
+                f"{path}/{TENSORS}", f"factors of rank {rank}, as the settings say", given, "copy both files again"
             )
         if stacked and factor.startswith("B"):
             tensor = tensor.view(-1, rank, along // rank).permute(2, 0, 1)
@@ -151,8 +151,8 @@ def _rank(target: str, config: LoraConfig, settings: Mapping[str, Any], where: s
         scale = msgspec.structs.replace(config, rank=rank, alpha=alpha).scale
     if not math.isclose(scale, config.scale):
         expected = f"rank_pattern and alpha_pattern of one scale, {config.scale:g}"
-        got = f"rank {rank} and alpha {alpha:g} for {target}"
-        raise refusal(where, expected, got, "merge that adapter into its base")
+        given = f"rank {rank} and alpha {alpha:g} for {target}"
+        raise refusal(where, expected, given, "merge that adapter into its base")
     return rank
 
 

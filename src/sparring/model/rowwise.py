@@ -132,11 +132,11 @@ class RowWise(TorchFunctionMode):
         if any(isinstance(one, torch.Tensor) and (one.is_floating_point() or one.is_complex()) for one in results):
             self.unknown.add(name)
             if self.is_proven:
-                got = f"{name}, which was not tested when the model was loaded"
+                given = f"{name}, which was not tested when the model was loaded"
                 raise refusal(
                     "exact numerics",
                     "functions that compute each row by itself",
-                    got,
+                    given,
                     'set numerics = "fast" for this model',
                 )
         return result

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from sparring.errors import refusal
 from sparring.kernels import ops
 from sparring.kernels.pages import BLOCK
-from sparring.model.attention import IMPLEMENTATION, KeyRecording, Packed, Paged
-from sparring.model.causal import CausalModel
+from sparring.model.attention import IMPLEMENTATION, Packed, Paged
+from sparring.model.causal import CausalModel, kv_heads_of
 from sparring.model.states import RecurrentStates
 
 LENGTHS = (5, 1, 17, 2, 8, 30)
@@ -40,7 +40,7 @@ def verify_against_library(model: CausalModel, where: str, *, exact: bool) -> No
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randint(model.vocab_size, (length,), generator=generator).to(model.device) for length in lengths]
     with _short_windows(model.module):
-        find_kv_heads(model)
+        model.kv_heads = kv_heads_of(model.module)
         wanted = _library_outputs(model, rows[-1])
         _find_logits(model, rows[-1], wanted)
         alone = [_outputs(model, [row]) for row in rows]
@@ -74,18 +74,8 @@ def verify_against_library(model: CausalModel, where: str, *, exact: bool) -> No
         return
     culprit = f"; what is not known to go row by row: {', '.join(unknown[:3])}" if unknown else ""
     expected = "a model whose rows do not depend on the batch"
-    got = f"{name}, whose logits {'may' if unknown else 'do'}{culprit}"
-    raise refusal(where, expected, got, 'set numerics = "fast" for this model')
-
-
-def find_kv_heads(model: CausalModel) -> None:
-    """Set the model's `kv_heads` by one forward of a few tokens, which works on torch's meta device too."""
-    count = min(LENGTHS[0], model.max_positions)
-    on_device = "cpu" if model.device.type == "meta" else model.device  # offsets need values
-    recording = KeyRecording(Packed.of([count]).cu_seqlens.to(on_device))
-    tokens = torch.zeros(count, dtype=torch.int64, device=model.device)
-    model.hidden(tokens, torch.arange(count, device=model.device), recording)
-    model.kv_heads = recording.heads
+    given = f"{name}, whose logits {'may' if unknown else 'do'}{culprit}"
+    raise refusal(where, expected, given, 'set numerics = "fast" for this model')
 
 
 @contextmanager

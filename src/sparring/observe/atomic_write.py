@@ -12,9 +12,6 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o666) -> None:
 
     Args:
         mode: permissions, before the process's umask.
-
-    Raises:
-        OSError: the file cannot be written.
     """
     draft = path.with_name(path.name + ".part")
     draft.unlink(missing_ok=True)

@@ -193,11 +193,7 @@ def compare(before: Evaluation, after: Evaluation) -> Comparison:
 
 
 def retained_share(before: Evaluation, after: Evaluation) -> Estimate:
-    """Return the share of the success of `before` that `after` retains, over the tasks that both scored.
-
-    Raises:
-        BadInput: see `compare`.
-    """
+    """Return the share of the success of `before` that `after` retains, over the tasks that both scored."""
     _check_same(before, after)
     solved = _paired_values(before, after, _success_of)
     if not solved[0]:
@@ -225,8 +221,8 @@ def _check_same(before: Evaluation, after: Evaluation) -> None:
 
 
 def _nothing_in_common(before: Evaluation, after: Evaluation) -> Exception:
-    got = f"none among {len(_scored_tasks(before))} and {len(_scored_tasks(after))} scored ones"
-    return refusal("comparison", "tasks that both evaluations scored", got, SAME)
+    actual = f"none among {len(_scored_tasks(before))} and {len(_scored_tasks(after))} scored ones"
+    return refusal("comparison", "tasks that both evaluations scored", actual, SAME)
 
 
 def _paired_values(

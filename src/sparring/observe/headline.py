@@ -39,11 +39,7 @@ def headlines(values: Mapping[str, float]) -> list[tuple[str, str]]:
 
 
 class Pace:
-    """Progress of a stage, with its remaining time at the mean pace of this process's steps.
-
-    Args:
-        at_once: number of steps that run at the same time; the end of the first of them says nothing about the pace.
-    """
+    """Progress of a stage, with its remaining time at the mean pace of this process's steps."""
 
     def __init__(self, total_steps: int, clock: Callable[[], float] = time.monotonic, at_once: int = 1) -> None:
         self.total_steps = total_steps

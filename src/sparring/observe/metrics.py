@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from sparring.observe.metric_table import over_steps
 from sparring.validation import number
 
 Reduce = Literal["mean", "sum", "max", "min", "last", "ratio"]
@@ -74,15 +75,12 @@ class Metrics:
 
 
 def merged(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Merge the metrics of an update's optimiser steps, and add the number of these steps as `optimiser_steps`. Counts
-    and seconds add up, maxima are maximised, and everything else is averaged over the steps that report it. A single
-    step has no such number. Metrics of another model, such as a critic, have its role as a prefix:
-    "critic/grad_norm"."""
+    """Merge the metrics of an update's optimiser steps, each by its declared `over_steps`, over the steps that report
+    it. Several steps have their number as `optimiser_steps`."""
     metrics = Metrics()
     for step in steps:
         for name, value in step.items():
-            summed = name.rpartition("/")[2].startswith(("tokens_", "micro_batches")) or name.endswith("_s")
-            metrics.add(name, value, "max" if name.endswith(("_max", "_max_abs_diff")) else "sum" if summed else "mean")
+            metrics.add(name, value, over_steps(name))
     return {**metrics.values(), **({"optimiser_steps": float(len(steps))} if len(steps) > 1 else {})}
 
 

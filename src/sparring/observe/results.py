@@ -66,8 +66,8 @@ def read_result(path: Path) -> Evaluated:
             str(path), f"a result file of sparring eval, such as {RESULT}", str(error), "check the path"
         ) from error
     if len(results.evaluations) != 1:
-        got = str(len(results.evaluations))
-        raise refusal(str(path), "one evaluation", got, f"give the {RESULT} of one of them")
+        actual = str(len(results.evaluations))
+        raise refusal(str(path), "one evaluation", actual, f"give the {RESULT} of one of them")
     return results.evaluations[0]
 
 

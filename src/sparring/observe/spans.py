@@ -50,10 +50,6 @@ class Spans:
         self._seconds.clear()
         return seconds
 
-    def shares(self) -> dict[str, float]:
-        """Return `shares` of the time since the last call, and reset it."""
-        return shares(self.lap())
-
     def _turn(self) -> None:
         now = self._clock()
         if now > self._since:

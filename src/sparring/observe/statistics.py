@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 Interval = tuple[float, float]
+CONFIDENCE = 0.95
+"""Chance with which an interval contains the true value."""
+NORMAL = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
 MOST_EXACT = 200
 """Degrees of freedom up to which Student's t is summed term by term; beyond, its expansion is accurate to 1e-9."""
 
@@ -52,7 +55,7 @@ def pass_hat_k(n: int, c: int, k: int) -> float:
     return math.prod((c - i) / (n - i) for i in range(k)) if c >= k else 0.0
 
 
-def wilson(successes: int, n: int, confidence: float = 0.95) -> Interval:
+def wilson(successes: int, n: int) -> Interval:
     """Return the score interval of a rate of successes in `n` independent trials (Wilson 1927), which stays within [0,
     1] and is sound at 0 and n successes.
 
@@ -64,10 +67,10 @@ def wilson(successes: int, n: int, confidence: float = 0.95) -> Interval:
     """
     if not 0 <= successes <= n:
         raise ValueError(f"successes must be between 0 and {n}, got {successes}")
-    return _score_interval(successes / n, n, _normal(confidence)) if n else (0.0, 1.0)
+    return _score_interval(successes / n, n, NORMAL) if n else (0.0, 1.0)
 
 
-def rate(values: Sequence[float], samples: float, confidence: float = 0.95) -> Estimate:
+def rate(values: Sequence[float], samples: float) -> Estimate:
     """Return the mean of one number from 0 to 1 per task (a share of successes, pass@k, pass^k).
 
     The standard error is clustered by task (Miller 2024): for equally many samples per task it is the spread of the
@@ -87,15 +90,15 @@ def rate(values: Sequence[float], samples: float, confidence: float = 0.95) -> E
     mean = math.fsum(values) / tasks
     error = _standard_error(values, mean)
     spread, within = error * error * (tasks - 1), mean * (1.0 - mean)
-    size, quantile = float(tasks), _normal(confidence)
+    size, quantile = float(tasks), NORMAL
     if within > 0.0 and tasks > 1:
         size = samples if spread <= 0.0 else min(samples, max(tasks, tasks * within / spread))
-        quantile = _student(confidence, tasks - 1) if samples > tasks else quantile
+        quantile = _student(tasks - 1) if samples > tasks else quantile
     interval = _score_interval(mean, size, quantile)
     return Estimate(value=mean, standard_error=error if tasks > 1 else None, interval=interval, tasks=tasks)
 
 
-def mean(values: Sequence[float], confidence: float = 0.95) -> Estimate:
+def mean(values: Sequence[float]) -> Estimate:
     """Return the mean of one number per task, such as its mean reward, with Student's interval over tasks. If all
     values are equal, their spread is unknown, and there is no interval."""
     tasks = len(values)
@@ -107,13 +110,11 @@ def mean(values: Sequence[float], confidence: float = 0.95) -> Estimate:
     error = _standard_error(values, value)
     if min(values) == max(values):
         return Estimate(value=value, standard_error=0.0, interval=None, tasks=tasks)
-    half = _student(confidence, tasks - 1) * error
+    half = _student(tasks - 1) * error
     return Estimate(value=value, standard_error=error, interval=(value - half, value + half), tasks=tasks)
 
 
-def paired_difference(
-    before: Sequence[float], after: Sequence[float], samples: float | None = None, confidence: float = 0.95
-) -> Estimate:
+def paired_difference(before: Sequence[float], after: Sequence[float], samples: float | None = None) -> Estimate:
     """Return the change of a rate over the same tasks: the mean of the changes per task (Miller 2024, paired
     differences).
 
@@ -140,12 +141,12 @@ def paired_difference(
     count = tasks + 2.0 / worth
     centre = math.fsum(changes) / count
     variance = (math.fsum(d * d for d in changes) + worth**-2) / count - centre * centre
-    half = _student(confidence, max(1, tasks - 1)) * math.sqrt(variance / (count - 1.0))
+    half = _student(max(1, tasks - 1)) * math.sqrt(variance / (count - 1.0))
     interval = (max(-1.0, centre - half), min(1.0, centre + half))
     return Estimate(value=change, standard_error=error, interval=interval, tasks=tasks)
 
 
-def paired_ratio(before: Sequence[float], after: Sequence[float], confidence: float = 0.95) -> Estimate:
+def paired_ratio(before: Sequence[float], after: Sequence[float]) -> Estimate:
     """Return the share of a rate that remains over the same tasks: the second mean over the first.
 
     The interval is computed for the logarithm, by the delta method, from each task's contribution to both means. The
@@ -165,7 +166,7 @@ def paired_ratio(before: Sequence[float], after: Sequence[float], confidence: fl
     parts = math.fsum((a / high - b / low) ** 2 for b, a in zip(before, after, strict=True))
     added = ((1.0 / high - 1.0 / low) ** 2 + high**-2 + low**-2) / 2
     error = math.sqrt(parts + added) / (tasks + 2)
-    half, centre = _normal(confidence) * error, math.log(high / low)
+    half, centre = NORMAL * error, math.log(high / low)
     interval = (math.exp(centre - half), math.exp(centre + half))
     value = second / first if first else None
     return Estimate(
@@ -173,9 +174,9 @@ def paired_ratio(before: Sequence[float], after: Sequence[float], confidence: fl
     )
 
 
-def paired_mean_difference(before: Sequence[float], after: Sequence[float], confidence: float = 0.95) -> Estimate:
+def paired_mean_difference(before: Sequence[float], after: Sequence[float]) -> Estimate:
     """Return the mean change of any number per task, such as its mean reward, with Student's interval."""
-    return mean(_changes(before, after), confidence)
+    return mean(_changes(before, after))
 
 
 def _changes(before: Sequence[float], after: Sequence[float]) -> list[float]:
@@ -198,15 +199,11 @@ def _score_interval(rate: float, n: float, z: float) -> Interval:
     return (0.0 if rate == 0.0 else max(0.0, centre - half), 1.0 if rate == 1.0 else min(1.0, centre + half))
 
 
-def _normal(confidence: float) -> float:
-    return NormalDist().inv_cdf(0.5 + confidence / 2)
-
-
 @functools.cache
-def _student(confidence: float, freedom: int) -> float:
+def _student(freedom: int) -> float:
     """Return the two-sided quantile of Student's t: by bisection, for many degrees of freedom by its expansion in
     1/freedom (Abramowitz and Stegun 26.7.5)."""
-    z = _normal(confidence)
+    z = NORMAL
     if freedom > MOST_EXACT:
         first = (z**3 + z) / 4
         second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
@@ -215,7 +212,7 @@ def _student(confidence: float, freedom: int) -> float:
     low, high = 0.0, math.pi / 2  # of the angle atan(t / sqrt(freedom)), in which the probability is smooth
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if _student_within(middle, freedom) < confidence else (low, middle)
+        low, high = (middle, high) if _student_within(middle, freedom) < CONFIDENCE else (low, middle)
     return math.tan((low + high) / 2) * math.sqrt(freedom)
 
 

@@ -40,12 +40,6 @@ class Survival:
         for rollout in lost_rollouts(group):
             self._count(group.task.env, stages(rollout), lost=1)
 
-    def fade(self, share: float) -> None:
-        """Multiply all counts so far by `share`, so that old counts decay."""
-        for at_stage in self.counts.values():
-            for cell in at_stage.values():
-                cell[:] = [share * count for count in cell]
-
     def of(self, environment: str, through: Sequence[Stage]) -> float:
         """Return the probability of surviving these stages; 0 if no counted rollout did."""
         at_stage, share = self.counts[environment], 1.0

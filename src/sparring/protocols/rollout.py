@@ -96,11 +96,10 @@ class World(OpenedEnv, Protocol):
         """Names of its roles."""
 
     async def step(self, reply: Message, role: str | None = None, *, of: Message | None = None) -> Observation:
-        """Process a role's reply and return the environment's answer.
+        """Process a role's reply, in the form that the world gets, and return the environment's answer. `role` may be
+        omitted if there is only one.
 
         Args:
-            reply: reply, in the form that the world gets.
-            role: role of the reply; may be omitted if there is only one.
             of: policy's reply that `reply` was made from, if they differ; the observation belongs to its turn.
         """
 

@@ -104,7 +104,6 @@ class Store(Protocol):
 
         Args:
             after: row number after which to begin.
-            kinds: kinds of entries; None is all.
             name: id that the entries are about; None is any.
         """
 
@@ -114,9 +113,9 @@ class Store(Protocol):
     def forget(self, rollout: str) -> int:
         """Delete the turns and entries of an unfinished rollout that starts over, and return their number."""
 
-    def groups(self, *, stage: str | None = None, first: int = 0, end: int | None = None) -> Iterable[Group]:
-        """Yield recorded groups in admission order: of all stages, or those of one stage from index `first` up to, but
-        not including, `end`."""
+    def groups(self, *, stage: str, first: int = 0, end: int | None = None) -> Iterable[Group]:
+        """Yield the recorded groups of a stage in admission order, from index `first` up to, but not including,
+        `end`."""
 
     def load(self, rollout: str) -> Rollout:
         """Return a recorded rollout.

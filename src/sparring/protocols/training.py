@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from sparring.annotations import Annotation
 from sparring.generation import ScoreRequest, Scores
 from sparring.types import Batch, CheckpointRef, Group, Sample, StepResult, WeightRef
 
@@ -116,8 +117,8 @@ class Loss(Protocol):
 class SurveyingLoss(Loss, Protocol):
     """Loss with a first pass over all tokens of an optimiser step (`Needs.survey`)."""
 
-    def survey(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> Mapping[str, torch.Tensor]:
-        """Return annotations [M] by name, without gradients. Takes the arguments of the loss, for the whole step."""
+    def survey(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> Mapping[Annotation, torch.Tensor]:
+        """Return annotations [M], without gradients. Takes the arguments of the loss, for the whole step."""
 
 
 class Trainer(Protocol):

@@ -72,23 +72,19 @@ def from_data(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) -
 def _built(states: Sequence[tuple[str, dict[str, Any]]]) -> RunConfig:
     """Return the config of the last state of a recipe. `states`: pairs of a source (the file, then each override) and
     the data after it; a refusal names the source that brought in the invalid value."""
-    wrong = _complaint(states[-1][1])
-    if wrong is not None:
-        source = next(source for source, state in states if _is_same(_complaint(state), wrong))
+    try:
+        return _converted(states[-1][1])
+    except InvalidValue as wrong:
+        source = next(source for source, data in states if _is_wrong_alike(data, wrong))
         raise _refused(wrong, source) from wrong
-    return _converted(states[-1][1])
 
 
-def _complaint(data: dict[str, Any]) -> InvalidValue | None:
+def _is_wrong_alike(data: dict[str, Any], wrong: InvalidValue) -> bool:
     try:
         _converted(data)
-    except InvalidValue as wrong:
-        return wrong
-    return None
-
-
-def _is_same(error: InvalidValue | None, other: InvalidValue) -> bool:
-    return error is not None and (error.keys, error.text) == (other.keys, other.text)
+    except InvalidValue as error:
+        return (error.keys, error.text) == (wrong.keys, wrong.text)
+    return False
 
 
 def _converted(data: dict[str, Any]) -> RunConfig:
@@ -106,9 +102,9 @@ def _converted(data: dict[str, Any]) -> RunConfig:
 
 def _refused(wrong: InvalidValue, source: str) -> BadInput:
     where = f"{source}: {dotted(wrong.keys)}" if wrong.keys else source
-    got = f", got {wrong.got}" if wrong.got else ""
-    do = _advice(wrong) if wrong.unknown else wrong.do or "correct it there or with --set"
-    return BadInput(f"{where}: expected {wrong.expected}{got}; {do}", where)
+    value = f", got {wrong.got}" if wrong.got else ""
+    advice = _advice(wrong) if wrong.unknown else wrong.do or "correct it there or with --set"
+    return BadInput(f"{where}: expected {wrong.expected}{value}; {advice}", where)
 
 
 def _advice(wrong: InvalidValue) -> str:

@@ -117,9 +117,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ValueError("envs must have a weight above 0 in one of them, got weights that are all 0")
         placed = {"local": ("native", "vllm"), "ray": ("native",)}.get(self.cluster.kind, (self.engine.kind,))
         if self.engine.kind not in placed or (self.engine.urls and self.cluster.kind != "inline"):
-            got = f"{self.engine.kind}{' with urls' * bool(self.engine.urls)}"
+            engine = f"{self.engine.kind}{' with urls' * bool(self.engine.urls)}"
             raise ValueError(
-                f'engine.kind must be {" or ".join(placed)} with cluster.kind "{self.cluster.kind}", got {got}'
+                f'engine.kind must be {" or ".join(placed)} with cluster.kind "{self.cluster.kind}", got {engine}'
             )
         if self.cluster.colocate:
             self._check_turns()
@@ -138,8 +138,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if kind != "native":
             raise ValueError(f'engine.kind must be "native" with cluster.colocate, got {kind}, which cannot sleep')
         if adapter is not None:
-            do = "whose base model the engine could not get back"
-            raise ValueError(f"models.policy.lora must be left out with cluster.colocate, got an adapter, {do}")
+            reason = "whose base model the engine could not get back"
+            raise ValueError(f"models.policy.lora must be left out with cluster.colocate, got an adapter, {reason}")
 
     @property
     def environments(self) -> dict[str, EnvConfig]:

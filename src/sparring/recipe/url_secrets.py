@@ -49,11 +49,11 @@ def found(data: Any, keys: tuple[Key, ...] = ()) -> Iterator[tuple[tuple[Key, ..
 
 def refused(where: str, key: Key) -> BadInput:
     """Return the error for a URL with a user, at the place `where`; its message does not quote the URL."""
-    do = "leave them out, and let the code read them from an environment variable"
+    advice = "leave them out, and let the code read them from an environment variable"
     if key in ("url", "urls") and not where.endswith("rollout.gateway.url"):
-        do = (
+        advice = (
             "leave them out, and name the environment variable that has the key in api_key_env; for a server that "
             "takes a user and a password, its value is `Basic ` and the base64 of user:password"
         )
     expected = "an address without a user and a password, which would be written into config.toml and into messages"
-    return refusal(where, expected, "one with them", do)
+    return refusal(where, expected, "one with them", advice)

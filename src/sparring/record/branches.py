@@ -43,7 +43,6 @@ def transcripts_of(
     truncated replies do not end a branch: they are context if a later reply follows them.
 
     Args:
-        segments: segments of one session, in order.
         constraints: constraints by the index of their reply.
         messages: function from the index of a reply to the conversation up to that reply, with the messages of its
             prompt.

@@ -34,10 +34,7 @@ class Budget:
 
     async def grant(self, most: int) -> int:
         """Wait for tokens and return their number: `most`, or fewer if no other request holds a grant and fewer remain.
-
-        Raises:
-            LimitReached: no tokens or turns remain.
-        """
+        Raises LimitReached if no tokens or turns remain."""
         if not self._waiting and (granted := self._available(most)) is not None:
             return self._take(granted)
         granting: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -69,24 +66,20 @@ class Budget:
         return granted
 
     def _available(self, most: int) -> int | None:
-        """Return the number of tokens for a request now, or None if it has to wait.
-
-        Raises:
-            LimitReached: no tokens or turns remain, and no grant will be returned.
-        """
+        """Return the number of tokens for a request now, or None if it has to wait. Raises LimitReached if no tokens or
+        turns remain, and no grant will be returned."""
         usage, limits = self._usage, self._limits
         turns = limits.max_turns - usage.turns
-        left = limits.max_tokens - usage.sampled_tokens
+        rest = limits.max_tokens - usage.sampled_tokens
         if turns < 1:
             raise self._out_of_turns()
-        if left < 1:
+        if rest < 1:
             raise self._out_of_tokens()
-        if self._under_way < turns and most <= left - self._tokens:
+        if self._under_way < turns and most <= rest - self._tokens:
             return most
-        return None if self._under_way else min(most, left)
+        return None if self._under_way else min(most, rest)
 
     def _wake_waiting(self) -> None:
-        """Wake waiting requests in order of arrival while budget remains."""
         while self._waiting:
             most, granting = self._waiting[0]
             if granting.done():

@@ -34,11 +34,7 @@ def first_difference(before: str, after: str) -> tuple[int, str, str]:
 
 def with_equal_thoughts(recorded: Sequence[Message], sent: Sequence[Message], common: int) -> int:
     """Return the number of common messages of two conversations, with thoughts compared as well. A thought that the
-    client left out is not a difference.
-
-    Args:
-        common: number of common messages if thoughts are not compared.
-    """
+    client left out is not a difference. `common`: number of common messages if thoughts are not compared."""
     for at, (before, after) in enumerate(zip(recorded[:common], sent, strict=False)):
         if after.reasoning and before is not after and thought_of(after) not in ("", thought_of(before)):
             return at
@@ -65,7 +61,6 @@ def fork_of(request: Request, lane: Lane, common: int, of: int | None, links: Li
     """Return the reason why a conversation branches off a recorded one, and their first difference.
 
     Args:
-        request: first request of the branch.
         lane: lane that is nearest to the request.
         common: number of messages that the request has in common with `lane`.
         of: place of the last segment that the request has in common with `lane`.
@@ -127,7 +122,6 @@ def sums_up(node: Node, own: Lane, request: Request, lane: Lane, common: int) ->
 
     Args:
         node: quoted reply.
-        own: lane of the reply.
         request: first request of a branch, which quotes the reply.
         lane: lane that is nearest to the request.
         common: number of messages that the request has in common with `lane`.

@@ -63,12 +63,12 @@ def other_forms(reply: Message) -> list[Message]:
     if any(call.name for call in malformed):
         text = reply.content + "".join(call.raw for call in malformed if not call.name)
         named = tuple(call for call in reply.tool_calls if call.name)
-        shown = tuple(replace(call, arguments=shown_arguments(call)) for call in named)
-        forms += [replace(reply, content=text, tool_calls=calls) for calls in (named, shown)]
+        as_sent = tuple(replace(call, arguments=shown_arguments(call)) for call in named)
+        forms += [replace(reply, content=text, tool_calls=calls) for calls in (named, as_sent)]
     parsed = tuple(replace(call, arguments=_object(call.raw)) for call in malformed)
     if any(call.arguments is not None for call in parsed):
-        left = iter(parsed)
-        calls = tuple(next(left) if call.arguments is None else call for call in reply.tool_calls)
+        rest = iter(parsed)
+        calls = tuple(next(rest) if call.arguments is None else call for call in reply.tool_calls)
         forms.append(replace(reply, tool_calls=calls))
     return forms
 

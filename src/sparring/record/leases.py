@@ -91,11 +91,7 @@ class RolloutOffer:
     withdrawn: bool = False
 
     async def ended(self) -> LeaseEnd:
-        """Wait for the end.
-
-        Raises:
-            WorkerLost: the lease expired.
-        """
+        """Wait for the end. Raises WorkerLost if the lease expired."""
         await self.over.wait()
         if self.end is None:
             raise WorkerLost(f"worker {self.worker or 'without a name'}: its lease ran out")
@@ -120,8 +116,6 @@ class Lease:
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class _Claim:
-    """Claim that waits for an offer."""
-
     environments: Sequence[str]
     id: str
     answered: asyncio.Event = field(default_factory=asyncio.Event)
@@ -199,11 +193,7 @@ class Leases:
                 return self._new_lease(offer, worker, id)
 
     def renew(self, id: str) -> None:
-        """Restart the time of a lease.
-
-        Raises:
-            UnknownLease, LeaseExpired: there is no such lease.
-        """
+        """Restart the time of a lease. Raises UnknownLease or LeaseExpired if there is no such lease."""
         self._start(self._lease(id))
 
     def pause(self) -> None:
@@ -230,27 +220,23 @@ class Leases:
         if id not in self._leases and (before := self._over.get(id)) is not None:
             if before == end:
                 return
-            do = "finish a rollout once"
-            raise LeaseConflict(str(refusal("lease", "one that is under way", f"one that {before.outcome}", do)))
+            remedy = "finish a rollout once"
+            raise LeaseConflict(str(refusal("lease", "one that is under way", f"one that {before.outcome}", remedy)))
         offer = self._lease(id).offer
         if end.reward is not msgspec.UNSET:
             if offer.rewards is None:
-                do = "leave it out, or set rollout.rewards.within_s in the recipe"
-                raise RewardsClosed(str(refusal("reward", "none in this run", "one", do)))
+                remedy = "leave it out, or set rollout.rewards.within_s in the recipe"
+                raise RewardsClosed(str(refusal("reward", "none in this run", "one", remedy)))
             offer.rewards.give(OutsideReward(reward=end.reward))
         self._end(id, end)
 
     def close(self, *, stopped: bool = False) -> None:
-        """Stop offering rollouts and refuse waiting claims.
-
-        Args:
-            stopped: whether another process may resume the run.
-        """
+        """Stop offering rollouts and refuse waiting claims. `stopped`: whether another process may resume the run."""
         if stopped:
             closed: SparringError = RunStopped("the run has stopped; claim again when it goes on")
         else:
-            do = "stop claiming, or start the run again"
-            closed = RunOver(str(refusal("claim", "a run that is going on", "one that is over", do)))
+            remedy = "stop claiming, or start the run again"
+            closed = RunOver(str(refusal("claim", "a run that is going on", "one that is over", remedy)))
         self._closed = self._closed or closed
         for claim in self._claims.values():
             claim.answered.set()
@@ -283,7 +269,6 @@ class Leases:
         return claim.offer if claim.offer is not None or self._closed is None else await self._next(claim, 0.0)
 
     def _put(self, offer: RolloutOffer, *, first: bool = False) -> None:
-        """Give an offer to the first claim that matches it, or queue it."""
         if offer.withdrawn:
             return
         for number, claim in self._claims.items():
@@ -342,6 +327,6 @@ class Leases:
         if lease is not None:
             return lease
         if id in self._over:
-            do = "claim another rollout; renew a lease in a third of its time"
-            raise LeaseExpired(str(refusal("lease", "one that lasts", "one that is over", do)))
+            remedy = "claim another rollout; renew a lease in a third of its time"
+            raise LeaseExpired(str(refusal("lease", "one that lasts", "one that is over", remedy)))
         raise UnknownLease(str(refusal("lease", "the id of a claimed rollout", repr(id), "claim a rollout first")))

@@ -71,14 +71,14 @@ class Lane:
         """Return the last written segment among the first `count` messages, as its place and the number of messages up
         to its end; None and 0 if no such segment is written."""
         last: int | None = None
-        held = 0
+        known = 0
         for end, place in self.spans if count else ():
             if place not in written:
                 break
-            last, held = place, min(end, count)
+            last, known = place, min(end, count)
             if end >= count:
                 break
-        return last, held
+        return last, known
 
 
 class Request(NamedTuple):

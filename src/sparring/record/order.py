@@ -51,10 +51,7 @@ def conversation(segments: Sequence[Segment], index: int | None) -> tuple[Messag
 
 def conversation_of(segments: Sequence[Segment], trajectory: str, reply: str) -> tuple[Message, ...] | None:
     """Return all messages up to a reply of a trajectory, itself included; None if it is not a reply of the trajectory.
-
-    Args:
-        reply: id of the reply, which contains the place of its segment.
-    """
+    `reply`: id of the reply, which contains the place of its segment."""
     owner, _, place = reply.rpartition("#")
     for segment in reversed(segments):
         at = segment.index if segment.place is None else segment.place

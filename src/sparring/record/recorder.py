@@ -15,14 +15,14 @@ from sparring.record.branches import Transcript
 from sparring.record.budget import Budget
 from sparring.record.journal import RecordedReply, RecordedTurns, SessionJournal
 from sparring.record.lines import Turn
-from sparring.record.rendering import Binder, Planner
+from sparring.record.rendering import Binder, in_thread
 from sparring.record.request import (
     at_most,
     check_far,
     check_length,
     cut_reason,
     derived_seed,
-    far_check,
+    is_far,
     request_id,
     sampling_of,
 )
@@ -130,7 +130,7 @@ class RecordedSession(OpenSession):
         self._limits = limits
         self._seed = seed if role == "policy" else derived_seed(seed, role)
         self._tree = Tree(recorder.renderer, recorder.tool_lists)
-        self._planner = Planner()
+        self._planning = asyncio.Lock()  # in order of arrival, so that the record does not depend on timing
         self._budget = Budget(self.id, limits)
         self._recorded_turns: RecordedTurns | None = None
         self._closed = False
@@ -176,7 +176,7 @@ class RecordedSession(OpenSession):
         self._check_open()
         self._budget.check(self.usage)
         turn = await self._planned(request)
-        granted, recorded, reader, left = 0, None, self._reader(turn, request), False
+        granted, recorded, reader, abandoned = 0, None, self._reader(turn, request), False
         try:
             sampling = self._sampling(turn, request)
             if self.journal is not None:
@@ -188,11 +188,11 @@ class RecordedSession(OpenSession):
                     async for part in parts:
                         if isinstance(part, Completion):
                             completion = part
-                        elif not left:
+                        elif not abandoned:
                             try:
                                 yield part
                             except GeneratorExit:  # the reply is recorded all the same
-                                left = True
+                                abandoned = True
                                 await self.abort(self._reply_id(turn))
                 self._check_open()
             else:
@@ -201,7 +201,7 @@ class RecordedSession(OpenSession):
             new = self._write(turn, completion, message, sampling, recorded)
         except BaseException as error:  # a repeated request is the same turn and samples the same tokens
             self._tree.abandon(turn)
-            if left and isinstance(error, SparringError):
+            if abandoned and isinstance(error, SparringError):
                 return
             raise
         finally:
@@ -214,9 +214,9 @@ class RecordedSession(OpenSession):
             await self._keep(new)
         if completion.finish_reason == "abort" and recorded is None:
             gave_up = self._gave_up(request_id(self.id, turn), len(completion.tokens))
-            if not left:
+            if not abandoned:
                 raise gave_up
-        if left or completion.finish_reason == "abort":
+        if abandoned or completion.finish_reason == "abort":
             return
         if reader is not None:
             for part in reader.rest(message):
@@ -274,9 +274,10 @@ class RecordedSession(OpenSession):
         def recorded(prompt: bytes, repeat: int) -> int | None:
             return None if turns is None else turns.place_of(prompt, self._seed_of(repeat))
 
-        steps = self._tree.planning(request.messages, request.tools, request.evidence, recorded)
-        check = far_check(self.id, request.messages, self._recorder.renderer, self.max_context)
-        turn = await self._planner.plan(steps, check)
+        async with self._planning:
+            if is_far(request.messages, self.max_context):
+                await in_thread(self._check_far, request.messages)
+            turn = await self._tree.plan(request.messages, request.tools, request.evidence, recorded)
         if turn.node is not None and self._tree.is_lost(turn.node.place):
             self._delivered(f"{self.id}#{turn.node.place}", True)  # its client continues from it, so it has received it
         return turn
@@ -299,13 +300,13 @@ class RecordedSession(OpenSession):
             self._recorder.turns.note(self.id, segment)
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
-        """Return the number of ids of a conversation that is rendered whole.
-
-        Raises:
-            LimitReached: the conversation is far too long.
-        """
-        check_far(self.id, messages, self._recorder.renderer, self.max_context)
+        """Return the number of ids of a conversation that is rendered whole. Raises LimitReached if the conversation is
+        far too long."""
+        self._check_far(messages)
         return len(self._recorder.renderer.render(messages, tools).tokens)
+
+    def _check_far(self, messages: Sequence[Message]) -> None:
+        check_far(self.id, messages, self._recorder.renderer, self.max_context)
 
     def bytes_of(self, token: int) -> bytes:
         return self._recorder.renderer.bytes_of(token)
@@ -344,11 +345,8 @@ class RecordedSession(OpenSession):
             await self._recorder.engine.release(self._conversation(lane))
 
     def _sampling(self, turn: Turn, request: ReplyRequest) -> Sampling:
-        """Return the sampling settings of a turn, with as many tokens as the context has room for.
-
-        Raises:
-            LimitReached: the context has no room.
-        """
+        """Return the sampling settings of a turn, with as many tokens as the context has room for. Raises LimitReached
+        if the context has no room."""
         room = self._room(turn)
         check_length(self.id, turn.length, self._recorder.max_context)
         recorder, seed = self._recorder, self._seed_of(turn.repeat)
@@ -420,7 +418,6 @@ class RecordedSession(OpenSession):
         sampling: Sampling,
         recorded: RecordedReply | None,
     ) -> list[Segment]:
-        """Write a turn into the record and the counts, and return the new segments."""
         before = None if recorded is None else recorded.segment
         new = self._tree.append(turn, completion, reply, sampling, self._recorder.model, before)
         self.usage = Usage(
@@ -451,7 +448,6 @@ class RecordedSession(OpenSession):
         return named(message, calls), stop
 
     def _room(self, turn: Turn) -> int:
-        """Return the number of tokens of the context that remain for a turn's reply."""
         return self._recorder.max_context - turn.length
 
     def _conversation(self, lane: int) -> str:

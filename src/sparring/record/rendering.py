@@ -7,10 +7,10 @@ session are still planned in order of arrival, so that the record does not depen
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from sparring.generation import Constraint, GenerateRequest
 from sparring.protocols import Renderer
@@ -31,18 +31,6 @@ SEEN = 64
 """Maximum number of constraints that are remembered as compiled; renderers cache the same number."""
 
 
-class Rendering(NamedTuple):
-    """Rendering work of a turn.
-
-    Attributes:
-        long: whether it should run in a thread.
-        run: function that renders, on any thread.
-    """
-
-    long: bool
-    run: Callable[[], Any]
-
-
 def renders_long(messages: Sequence[Message]) -> bool:
     """Return whether messages, their calls included, take long to render."""
     if sum([len(message.content) for message in messages]) + VALUE * len(messages) >= LONG:
@@ -53,15 +41,15 @@ def renders_long(messages: Sequence[Message]) -> bool:
 
 def has_many(values: Iterable[Any]) -> bool:
     """Return whether plain data takes long to render, because of its number of values or the length of its text."""
-    left, size = list(values), 0
-    while left and size < LONG:
-        value = left.pop()
+    rest, size = list(values), 0
+    while rest and size < LONG:
+        value = rest.pop()
         size += VALUE + len(value) if isinstance(value, str) else VALUE
         if isinstance(value, Mapping):
             size += VALUE * len(value)
-            left += value.values()
+            rest += value.values()
         elif isinstance(value, (list, tuple)):
-            left += value
+            rest += value
     return size >= LONG
 
 
@@ -70,30 +58,9 @@ async def in_thread(work: Callable[..., T], *arguments: Any) -> T:
     return await asyncio.get_running_loop().run_in_executor(_pool(), work, *arguments)
 
 
-class Planner:
-    """Planner of one session's turns, in order of arrival."""
-
-    def __init__(self) -> None:
-        self._in_turn = asyncio.Lock()
-
-    async def plan(self, steps: Generator[Rendering, Any, T], check: Callable[[], None] | None) -> T:
-        """Run the steps of planning and return the turn.
-
-        Args:
-            steps: generator of `Tree.planning`.
-            check: function to run first, in a thread; raises if the conversation is refused.
-        """
-        async with self._in_turn:
-            if check is not None:
-                await in_thread(check)
-            done: Any = None
-            while True:
-                try:
-                    rendering = steps.send(done)
-                except StopIteration as end:
-                    turn: T = end.value
-                    return turn
-                done = await in_thread(rendering.run) if rendering.long else rendering.run()
+async def rendered(long: bool, work: Callable[..., T], *arguments: Any) -> T:
+    """Run a function that renders, in a thread if it takes long, and return its result."""
+    return await in_thread(work, *arguments) if long else work(*arguments)
 
 
 class Binder:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import xxhash
 
@@ -52,11 +51,6 @@ def check_far(name: str, messages: Sequence[Message], renderer: Renderer, room: 
         length *= 4
 
 
-def far_check(name: str, messages: Sequence[Message], renderer: Renderer, room: int) -> Callable[[], None] | None:
-    """Return a function that runs `check_far`, which is slow; None if the messages are short enough without a check."""
-    return partial(check_far, name, messages, renderer, room) if is_far(messages, room) else None
-
-
 def far(room: int) -> tuple[int, int]:
     """Return the length that is reported for a prompt that is far too long, and its room. The length is one more than
     twice the room, because it was not counted further."""
@@ -68,7 +62,6 @@ def cut_reason(base: int, context: int, request: ReplyRequest, granted: int) -> 
 
     Args:
         base: maximum number of tokens of a reply in the run.
-        context: number of tokens that the context has room for.
         granted: maximum number of tokens of the reply.
     """
     if granted == request.max_tokens and granted < min(base, context):
@@ -83,11 +76,8 @@ def is_far(messages: Sequence[Message], room: int) -> bool:
 
 
 def sampling_of(request: ReplyRequest, of_run: Sampling, *, stop_ids: Sequence[int], seed: int) -> Sampling:
-    """Return the sampling settings of a reply, before the limit of its context.
-
-    Args:
-        stop_ids: ids that end a turn, if the run sets none.
-    """
+    """Return the sampling settings of a reply, before the limit of its context. `stop_ids`: ids that end a turn, if the
+    run sets none."""
     new_stops = (string for string in request.stop if string not in of_run.stop_strings)
     sampling = replace(
         of_run,

@@ -123,14 +123,14 @@ class OutsideRewards:
         """
         if self.closed:
             self._expire()
-            do = "send it earlier, or raise rollout.rewards.within_s"
-            raise RewardExpired(str(refusal("reward", "one that comes in time", "expired", do)))
+            remedy = "send it earlier, or raise rollout.rewards.within_s"
+            raise RewardExpired(str(refusal("reward", "one that comes in time", "expired", remedy)))
         same = self._by_id.get(reward.id) if reward.id else self._by_target.get((reward.of, reward.branch))
         if same == reward:
             return
         if reward.id and same is not None:
-            do = "give each reward an id of its own"
-            raise RewardConflict(str(refusal("id", "that of no other reward", repr(reward.id), do)))
+            remedy = "give each reward an id of its own"
+            raise RewardConflict(str(refusal("id", "that of no other reward", repr(reward.id), remedy)))
         self._record(msgspec.to_builtins(reward))
         self._take(reward)
 
@@ -158,10 +158,7 @@ class OutsideRewards:
         """Return the score with these rewards instead of the world's.
 
         The rollout is not scored if the final reward has not come, or is None. Without a reward for the rollout itself,
-        its reward is the sum over turns and branches.
-
-        Args:
-            score: score of the world; its parts and its success are kept.
+        its reward is the sum over turns and branches. `score`: score of the world; its parts and its success are kept.
         """
         parts = dict(score.parts)
         for reward in self._by_target.values():
@@ -202,7 +199,6 @@ class OutsideRewards:
 
 
 def _segment_of(trajectory: Trajectory, reply: str) -> Segment | None:
-    """Return the segment of a reply by the reply's id, which contains the place of its segment."""
     place = reply.rpartition("#")[2]
     for segment in trajectory.segments:
         if segment.model is not None and place == str(segment.index if segment.place is None else segment.place):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from functools import partial
 
@@ -13,13 +13,13 @@ from sparring.record.branches import Transcript
 from sparring.record.journal import SessionJournal
 from sparring.record.order import conversation_of, last_words
 from sparring.record.rewards import OutsideRewards
-from sparring.reply import NO_EVIDENCE, ReplyRequest, ReplyStream, SampledReply, SessionLayer, whole_reply
-from sparring.types import UNTRAINED, Evidence, Message, Outcome, Segment, Timing, ToolSpec, Trajectory
+from sparring.reply import Reply, ReplyRequest, ReplyStream, SampledReply, SessionLayer, whole_reply
+from sparring.types import UNTRAINED, Message, Outcome, Segment, Timing, ToolSpec, Trajectory
 
 
-class RequestAccount:
-    """Account of the requests of one session. The latest request decides how the session ended: a client that was cut
-    short and then got another reply has recovered.
+class RequestAccount(SessionLayer):
+    """Innermost layer of a session: an account of its requests. The latest request decides how the session ended: a
+    client that was cut short and then got another reply has recovered.
 
     Attributes:
         limit: limit that the latest request hit; None if it was answered completely. Refused requests do not count.
@@ -31,19 +31,21 @@ class RequestAccount:
         self.refused = ""
         self._made = self._latest = 0
 
-    @contextmanager
-    def request(self, evidence: Evidence) -> Iterator[Callable[[LimitReached | None], None]]:
-        """Record the end of a request that is made inside the context: an exception, or the limit that is passed to the
-        yielded function, None for a complete reply. Requests with label `auxiliary` hit no limit."""
+    async def reply(self, request: ReplyRequest, below: Reply) -> ReplyStream:
+        """Answer a request, and note the limit that it hits. Requests with label `auxiliary` hit no limit."""
         self._made += 1
         number = self._made
 
         def end(limit: LimitReached | None) -> None:
-            if number > self._latest and evidence.label != "auxiliary":  # a later request may be answered already
+            if number > self._latest and request.evidence.label != "auxiliary":  # a later one may be answered already
                 self._latest, self.limit = number, limit
 
         try:
-            yield end
+            async with aclosing(below(request)) as parts:
+                async for part in parts:
+                    if isinstance(part, SampledReply):
+                        end(part.limit)
+                    yield part
         except LimitReached as limit:
             end(limit)
             raise
@@ -51,16 +53,16 @@ class RequestAccount:
             self.refused = str(error)
             raise
 
+    def overflow(self, limit: LimitReached) -> None:
+        self._made += 1
+        self._latest, self.limit = self._made, limit
+
 
 class OpenSession(ABC):
     """Session of one role of one rollout. Implements `protocols.Session`; the episode that opened it also reads the
     record.
 
-    Args:
-        trajectory: id of the session's trajectory.
-
     Attributes:
-        id: id of the trajectory.
         rewards: rewards of the rollout from outside; None if the run takes none.
         journal: journal of the rollout, whose recorded replies answer before the engine does; None for a session
             outside a rollout.
@@ -71,7 +73,7 @@ class OpenSession(ABC):
         self.account = RequestAccount()
         self.rewards: OutsideRewards | None = None
         self.journal: SessionJournal | None = None
-        self._layers: list[SessionLayer] = []
+        self._layers: list[SessionLayer] = [self.account]
 
     @property
     @abstractmethod
@@ -126,7 +128,7 @@ class OpenSession(ABC):
         """Let the engine forget the conversation. The record stays."""
 
     def reply(self, request: ReplyRequest) -> ReplyStream:
-        reply = self._counted
+        reply: Reply = self._sample
         for layer in self._layers:
             reply = partial(layer.reply, below=reply)
         return reply(request)
@@ -160,8 +162,6 @@ class OpenSession(ABC):
     def overflow(self, limit: LimitReached) -> None:
         for layer in reversed(self._layers):
             layer.overflow(limit)
-        with self.account.request(NO_EVIDENCE) as end:
-            end(limit)
 
     def refuse(self, reason: str) -> None:
         self.account.refused = reason
@@ -188,15 +188,6 @@ class OpenSession(ABC):
 
     def conversation(self, reply: str) -> tuple[Message, ...] | None:
         return conversation_of(self.segments, self.id, reply)
-
-    async def _counted(self, request: ReplyRequest) -> ReplyStream:
-        """Sample a reply and note in the account how the request ends."""
-        with self.account.request(request.evidence) as end:
-            async with aclosing(self._sample(request)) as parts:
-                async for part in parts:
-                    if isinstance(part, SampledReply):
-                        end(part.limit)
-                    yield part
 
 
 def is_reply(segment: Segment) -> bool:

@@ -84,12 +84,7 @@ def without_stop(
 ) -> tuple[Message, str | None]:
     """Return a reply up to its earliest stop string of the client, and that string; the whole reply and None if it has
     no stop string. A call that a stop string cuts is malformed and has no name, so that no client gets it as a call.
-
-    Args:
-        message: parsed reply.
-        tokens: sampled ids of the reply.
-        prompt: ids before it, as `Renderer.parse` takes them.
-    """
+    `prompt`: ids before it, as `Renderer.parse` takes them."""
     strings, thought = request.stop, message.reasoning or ""
     if (end := first_of(thought, strings)) is not None:
         return replace(message, reasoning=thought[: end[0]] or None, content="", tool_calls=()), end[1]

@@ -39,12 +39,7 @@ class TextTurn(NamedTuple):
 @dataclass(slots=True)
 class TextTree:
     """Messages of one role, each a segment without tokens. A request with the same messages and tools up to a reply
-    continues that reply; any other request begins a branch.
-
-    Attributes:
-        source: source of the replies' segments.
-        segments: segments in order of arrival.
-    """
+    continues that reply; any other request begins a branch."""
 
     source: Source
     segments: list[Segment] = field(default_factory=list)
@@ -56,11 +51,7 @@ class TextTree:
     _constraints: dict[int, Constraint] = field(default_factory=dict)
 
     def plan(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> TextTurn:
-        """Match a request and return its turn. Nothing is written.
-
-        Raises:
-            ValueError: the request has no message.
-        """
+        """Match a request and return its turn. Nothing is written. Raises ValueError if the request has no message."""
         if not messages:
             raise ValueError("a request must have a message")
         tools_digest, specs, _ = self._tool_lists.of(tools)
@@ -105,11 +96,7 @@ class TextTree:
     def answer(
         self, request: tuple[int, bytes], reply: Message, evidence: Evidence, constraint: Constraint | None
     ) -> Segment:
-        """Write the reply to a request, and return its segment.
-
-        Args:
-            request: result of `ask`.
-        """
+        """Write the reply to a request, and return its segment. `request`: result of `ask`."""
         parent, key = request
         index, tools = len(self.segments), key[len(START) :]
         segment = Segment(

@@ -21,7 +21,6 @@ class Imitator:
         reply_ids: function from a reply and the tools to its ids, as the policy would sample them; raises BadInput if
             the policy's format cannot express the reply.
         max_context: maximum number of ids of a prompt and its reply.
-        max_reply: maximum number of ids of one reply.
     """
 
     renderer: Renderer
@@ -56,11 +55,7 @@ class ImitatedIds:
         self._replies: dict[int, CountedReply] = {}
 
     def prompt(self, turn: TextTurn) -> CountedPrompt:
-        """Count the ids of a turn's prompt.
-
-        Raises:
-            LimitReached: the prompt leaves no room for a reply.
-        """
+        """Count the ids of a turn's prompt. Raises LimitReached if the prompt leaves no room for a reply."""
         renderer, room = self._imitator.renderer, self._imitator.max_context
         check_far(self._name, turn.messages, renderer, room)
         before = None if turn.parent is None else self._replies.get(turn.parent)
@@ -77,11 +72,8 @@ class ImitatedIds:
         return CountedPrompt(length, added)
 
     def reply(self, turn: TextTurn, prompt: CountedPrompt, reply: Message) -> tuple[int, ...]:
-        """Return the ids of a reply [T]; empty if the policy's format cannot express it.
-
-        Raises:
-            LimitReached: the context has no room for the reply.
-        """
+        """Return the ids of a reply [T]; empty if the policy's format cannot express it. Raises LimitReached if the
+        context has no room for the reply."""
         try:
             tokens = self._imitator.reply_ids(reply, turn.tools)
         except BadInput:

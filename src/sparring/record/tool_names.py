@@ -16,15 +16,12 @@ def stands_for(name: str, tool: str) -> bool:
     neither a letter nor a digit. Only letters and digits are compared."""
     if name == tool:
         return True
-    shown, own = _OTHER.sub("_", name), _OTHER.sub("_", tool)
-    return bool(own) and (shown == own or shown.endswith(f"_{own}"))
+    said, own = _OTHER.sub("_", name), _OTHER.sub("_", tool)
+    return bool(own) and (said == own or said.endswith(f"_{own}"))
 
 
 def tool_meant(name: str | None, tools: Iterable[str]) -> str | None:
     """Return the tool that a client's name means: an equal name first, then the longest match; None without a match.
-
-    Args:
-        name: client's name of the tool; None matches no tool.
-    """
+    `name`: client's name of the tool; None matches no tool."""
     meant = [] if name is None else [tool for tool in tools if stands_for(name, tool)]
     return max(meant, key=lambda tool: (tool == name, len(tool)), default=None)

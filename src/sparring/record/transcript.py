@@ -86,12 +86,8 @@ class TextSession(OpenSession):
         return self.max_context * (LONGEST_TOKEN if self._imitator is None else self._imitator.renderer.longest_token)
 
     async def _sample(self, request: ReplyRequest) -> ReplyStream:
-        """Request a reply and record it.
-
-        Raises:
-            LimitReached: the task's limit was hit, or the prompt is too long for the server or for the imitator, which
-                also needs room for the reply.
-        """
+        """Request a reply and record it. Raises LimitReached if the task's limit was hit, or the prompt is too long for
+        the server or for the imitator, which also needs room for the reply."""
         reply = await self._turn(request)
         if request.in_pieces:
             yield ReplyHead(id=reply.id, prompt_tokens=reply.prompt_tokens)

@@ -17,11 +17,10 @@ from __future__ import annotations
 import hashlib
 import heapq
 from array import array
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import Any
 
 from sparring.generation import Completion, Sampling
 from sparring.protocols import Renderer
@@ -32,7 +31,7 @@ from sparring.record.identity import DIGEST_BYTES, chain_digests
 from sparring.record.lines import START, Lane, Node, Request, Turn, place_named
 from sparring.record.matching import Matching
 from sparring.record.order import settled
-from sparring.record.rendering import Rendering, renders_long
+from sparring.record.rendering import rendered, renders_long
 from sparring.record.tool_lists import ToolLists
 from sparring.reply import NO_EVIDENCE
 from sparring.types import Evidence, Label, Message, Segment, Source, ToolSpec
@@ -74,7 +73,9 @@ class Tree:
     def transcripts(self) -> tuple[Transcript, ...]:
         """Return the conversation of each branch, with the messages of its prompts."""
         segments = self.segments
-        held = {s.index: s.sampling.constraint for s in segments if s.sampling and s.sampling.constraint is not None}
+        constraints = {
+            s.index: s.sampling.constraint for s in segments if s.sampling and s.sampling.constraint is not None
+        }
         ends = {place: (lane, count) for lane in self._lanes.values() for count, place in lane.spans}
 
         def messages(index: int) -> tuple[Message, ...]:
@@ -82,43 +83,22 @@ class Tree:
             lane, count = ends[index if place is None else place]
             return tuple(lane.history[:count])
 
-        return transcripts_of(segments, held, messages)
+        return transcripts_of(segments, constraints, messages)
 
     def reserve(self, inputs: Iterable[tuple[int | None, tuple[int, ...], int]], places: Iterable[int]) -> None:
-        """Reserve the places of a record for its turns, which will be played again.
-
-        Args:
-            inputs: input segments, each as the place of its parent, its ids and its own place.
-        """
+        """Reserve the places of a record for its turns, which will be played again. `inputs`: input segments, each as
+        the place of its parent, its ids and its own place."""
         self._inputs.update({(parent, added): place for parent, added, place in inputs})
         self._reserved = frozenset(places)
 
-    def plan(
+    async def plan(
         self,
         messages: Sequence[Message],
         tools: Sequence[ToolSpec],
         evidence: Evidence = NO_EVIDENCE,
         recorded: Callable[[bytes, int], int | None] = lambda prompt, repeat: None,
     ) -> Turn:
-        """Return the turn of a request as `planning` does, with everything rendered on this thread."""
-        steps = self.planning(messages, tools, evidence, recorded)
-        done: Any = None
-        while True:
-            try:
-                done = steps.send(done).run()
-            except StopIteration as end:
-                turn: Turn = end.value
-                return turn
-
-    def planning(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[ToolSpec],
-        evidence: Evidence = NO_EVIDENCE,
-        recorded: Callable[[bytes, int], int | None] = lambda prompt, repeat: None,
-    ) -> Generator[Rendering, Any, Turn]:
-        """Plan the turn of a request. Yield each rendering, which may run on any thread, and receive its result; return
-        the turn. Only one turn may be planned at a time.
+        """Return the turn of a request. Only one turn may be planned at a time.
 
         Args:
             messages: whole conversation.
@@ -132,13 +112,13 @@ class Tree:
         tools_digest, specs, long = self.tool_lists.of(tools)
         messages, node, before, keys = self._match(messages, tools_digest, evidence)
         matched = node
-        added = None if node is None else (yield self._bridge_rendering(node, messages[before:], tools, long))
+        added = None if node is None else await self._bridge(node, messages[before:], tools, long)
         if node is None or added is None:
             # A first request is the prompt; any later whole render is the harness's own doing: it rewrote the history.
             source: Source = "harness" if any(message.role == "assistant" for message in messages) else "prompt"
             messages = self._forms.with_thoughts(messages)
             long = long or renders_long(messages)
-            added = (yield Rendering(long, partial(self.renderer.render, messages, tools))).tokens
+            added = (await rendered(long, self.renderer.render, messages, tools)).tokens
             keys = keys if node is None else self._forms.keys(START, messages)
             node, before = None, 0
         else:
@@ -237,10 +217,7 @@ class Tree:
 
     def label(self, place: int, label: Label, delivered: bool | None = None) -> Segment:
         """Change the label of the reply in a place. Return the changed segment, which must be stored again.
-
-        Args:
-            delivered: whether its client received it, if that is known now.
-        """
+        `delivered`: whether its client received it, if that is known now."""
         segment = self._written[place]
         delivered = segment.delivered if delivered is None else delivered
         self._written[place] = replace(segment, label=label, delivered=delivered)
@@ -347,8 +324,8 @@ class Tree:
             number, lane = node.lane, self._lanes[node.lane]
         else:
             number = len(self._lanes)
-            left, common = self._nearest(request) if self._lanes else (None, 0)
-            opening = left.opening if left is not None and common >= left.opening else len(request.messages)
+            near, common = self._nearest(request) if self._lanes else (None, 0)
+            opening = near.opening if near is not None and common >= near.opening else len(request.messages)
             lane = self._lanes[number] = Lane([], request.tools, request.specs, opening)
             if node is not None:
                 before = self._lanes[node.lane]
@@ -435,20 +412,21 @@ class Tree:
             return self._lanes[0], 0
         return self._lanes[self._forms.lines.get(node.key, node.lane)], node.count
 
-    def _bridge_rendering(self, node: Node, new: Sequence[Message], tools: Sequence[ToolSpec], long: bool) -> Rendering:
-        """Return the rendering of new messages after a node. `long`: whether the tools take long to render."""
-        return Rendering(long or renders_long(new), partial(self._bridge, node, new, tools))
-
-    def _bridge(self, node: Node, new: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...] | None:
+    async def _bridge(
+        self, node: Node, new: Sequence[Message], tools: Sequence[ToolSpec], long: bool
+    ) -> tuple[int, ...] | None:
         """Return the ids that a bridge appends to the ids of a node, or None if the renderer has no bridge.
 
         A reply that the client wrote has no bridge, because its ids were not sampled here. A reply that directly
-        follows a reply has none either.
+        follows a reply has none either. `long`: whether the tools take long to render.
         """
+        if not new:
+            return None
         reply = self._written[node.place]
-        tokens_before = () if reply.parent is None else tuple(self._written[reply.parent].tokens)
-        bridged = self.renderer.bridge(tokens_before, tuple(reply.tokens), new, tools) if new else None
-        return None if bridged is None else bridged[len(tokens_before) + len(reply.tokens) :]
+        prompt = () if reply.parent is None else tuple(self._written[reply.parent].tokens)
+        bridge, said = self.renderer.bridge, tuple(reply.tokens)
+        bridged = await rendered(long or renders_long(new), bridge, prompt, said, new, tools)
+        return None if bridged is None else bridged[len(prompt) + len(said) :]
 
 
 def _bytes(tokens: Sequence[int]) -> bytes:

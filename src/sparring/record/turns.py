@@ -29,20 +29,12 @@ class TurnQueue:
 
     async def put(self, trajectory: str, segments: Sequence[Segment], entries: Sequence[LogEntry] = ()) -> None:
         """Write a turn, with log entries that belong before it, and return when it is durable. If the caller is
-        cancelled, they are written regardless.
-
-        Raises:
-            StoreError: this turn could not be written.
-        """
+        cancelled, they are written regardless. Raises StoreError if this turn could not be written."""
         await self._put(([(trajectory, segments)], entries))
 
     async def record(self, *entries: LogEntry) -> None:
         """Write log entries, all or none, and return when they are durable. If the caller is cancelled, they are
-        written regardless.
-
-        Raises:
-            StoreError: the entries could not be written.
-        """
+        written regardless. Raises StoreError if the entries could not be written."""
         await self._put(((), entries))
 
     def note(self, trajectory: str, segment: Segment) -> None:
@@ -78,11 +70,7 @@ class TurnQueue:
                 done.set_exception(error)
 
     def _write(self, records: Sequence[Record]) -> SparringError | None:
-        """Write all records or none.
-
-        Returns:
-            Error, if they could not be written.
-        """
+        """Write all records or none. Return the error if they could not be written."""
         turns = [turn for record in records for turn in record[0]]
         entries = [entry for record in records for entry in record[1]]
         try:

@@ -55,9 +55,6 @@ class ChatTemplate:
         """Render a conversation.
 
         Args:
-            messages: messages in the chat-completions form.
-            tools: tools in the function-calling form.
-            generation: whether to add the generation prompt.
             thinking: value of `enable_thinking`; None leaves the template's default.
 
         Raises:

@@ -11,17 +11,18 @@ checks this for the template at hand before a run starts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sparring.errors import BadInput, refusal
-from sparring.generation import GenerateRequest, Rendered
+from sparring.generation import Rendered
 from sparring.render.capabilities import TemplatePlaces
 from sparring.render.chat_template import ChatTemplate
 from sparring.render.escaping import TextEscaper
-from sparring.render.hermes import THINK, THINK_END, parse_reply
-from sparring.render.reply_reader import HoldingReader, TextReader
-from sparring.render.text_rules import TextRules
+from sparring.render.hermes import TextReader
+from sparring.render.reply_reader import HoldingReader, message_of
+from sparring.render.tags import THINK, THINK_END
+from sparring.render.text_rules import TextRules, TokenizedFormat
 from sparring.render.thoughts import drops_thoughts, has_dropped, with_thoughts
 from sparring.render.tokenizer import FileTokenizer
 from sparring.types import Message, ToolSpec
@@ -31,7 +32,7 @@ _TAIL = 64
 """Number of ids at the end of a prompt that are searched for the beginning of a thought."""
 
 
-class TemplateRenderer:
+class TemplateRenderer(TokenizedFormat):
     """Renderer of a checkpoint through its own chat template. Implements `Renderer`.
 
     Args:
@@ -63,19 +64,10 @@ class TemplateRenderer:
         self._places = TemplatePlaces(self._write)
         self._end = self._end_of_turn()
         ends = (self._added[self._end], *stop_ids)
-        self._stop_ids = tuple(dict.fromkeys(ends))
-        self._text_rules = TextRules(tokenizer, self._stop_ids, self)
+        self.stop_ids = tuple(dict.fromkeys(ends))
+        self._text_rules = TextRules(tokenizer, self.stop_ids, self)
         drops = drops_thoughts(self)
         self._drops_thoughts, self._mends_thoughts = drops and not keeps_thoughts, drops and keeps_thoughts
-
-    @property
-    def stop_ids(self) -> tuple[int, ...]:
-        """Ids that end a turn; the first is the one that this template writes."""
-        return self._stop_ids
-
-    @property
-    def control_ids(self) -> Mapping[str, int]:
-        return self.tokenizer.control.ids
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generation: bool = True) -> Rendered:
         """Render a conversation as ids [T]. Replies are encoded separately from the prompt before them, as in sampling.
@@ -127,41 +119,27 @@ class TemplateRenderer:
 
     def parse(self, completion: Sequence[int], tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> Message:
         """Parse sampled ids as a reply; every sequence parses. Without tools, nothing is a call."""
-        end = next((at for at, token in enumerate(completion) if token in self._stop_ids), len(completion))
-        text = self.decode(completion[:end])
-        return parse_reply(text, thinking=self._opens_thought(prompt), calls=bool(tools))
+        reader = self._reader(tools, prompt)
+        return message_of((*reader.read(completion), *reader.rest()))
 
     def reader(self, tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> TextReader | HoldingReader:
         """Open the reader of one reply that is sampled now. For a tokenizer that is not byte-level, it emits nothing
         before the end."""
-        if not self.tokenizer.decodes_bytes:
-            return HoldingReader()
-        thinking = self._opens_thought(prompt)
-        return TextReader(self.decode, self._stop_ids, thinking=thinking, calls=bool(tools))
+        return self._reader(tools, prompt) if self.tokenizer.decodes_bytes else HoldingReader()
+
+    def _reader(self, tools: Sequence[ToolSpec], prompt: Sequence[int]) -> TextReader:
+        return TextReader(self.decode, self.stop_ids, thinking=self._opens_thought(prompt), calls=bool(tools))
 
     def thought_length(self, completion: Sequence[int]) -> int:
         """Count the tokens of a reply's thought, up to and including the one that completes its closing tag."""
         written, end = b"", THINK_END.encode()
         for at, token in enumerate(completion):
-            if token in self._stop_ids:
+            if token in self.stop_ids:
                 return at
             written = written[1 - len(end) :] + self.bytes_of(token)
             if end in written:
                 return at + 1
         return len(completion)
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return self.tokenizer.decode(tokens)
-
-    @property
-    def longest_token(self) -> int:
-        return self.tokenizer.longest
-
-    def bytes_of(self, token: int) -> bytes:
-        return self.tokenizer.bytes_of(token)
-
-    def bind(self, request: GenerateRequest) -> GenerateRequest:
-        return self._text_rules.bind(request)
 
     def _ends_in_thought(self, prompt: Sequence[int], completion: Sequence[int]) -> bool:
         reply = self.decode(completion)
@@ -171,7 +149,7 @@ class TemplateRenderer:
         """Return whether a prompt ends inside a thought that the template opened. The text of a message cannot open
         one."""
         tail = list(prompt[-_TAIL:])
-        tail = tail[max((at + 1 for at, token in enumerate(tail) if token in self._stop_ids), default=0) :]
+        tail = tail[max((at + 1 for at, token in enumerate(tail) if token in self.stop_ids), default=0) :]
         if THINK in self._added and THINK_END in self._added:
             markers = [token for token in tail if token in (self._added[THINK], self._added[THINK_END])]
             return markers[-1:] == [self._added[THINK]]

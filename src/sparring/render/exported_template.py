@@ -157,10 +157,6 @@ def template_in(form: Form, source: str, *, thinking: bool, ends: Sequence[str],
     """Return a checkpoint's template in another form.
 
     Args:
-        form: one of `FORMS`.
-        source: the checkpoint's own template.
-        thinking: default of the thinking switch.
-        ends: texts that end a reply.
         calling: whether a stand-in for the reply before a tool's answer is a call.
     """
     if form == "own":
@@ -197,12 +193,11 @@ def compare(
     """Compare what a template writes by default with the prompts of a run.
 
     Args:
-        template: template as transformers would read it.
         encode: text -> ids, as the tokenizer of the folder encodes.
     """
     same = spelt = replies = 0
     other: list[str] = []
-    shown = ("", "")
+    difference = ("", "")
     for prompt in prompts:
         text = written(template, prompt)
         tokens = None if text is None else tuple(encode(text))
@@ -218,9 +213,11 @@ def compare(
         ):
             replies += 1
         else:
-            shown = shown if other else parting(recorded, text or "nothing: the template refuses the conversation")
+            difference = (
+                difference if other else parting(recorded, text or "nothing: the template refuses the conversation")
+            )
             other.append(prompt.name)
-    return TemplateComparison(same=same, spelt=spelt, replies=replies, other=tuple(other), shown=shown)
+    return TemplateComparison(same=same, spelt=spelt, replies=replies, other=tuple(other), shown=difference)
 
 
 def written(template: ChatTemplate, prompt: Prompt) -> str | None:
@@ -297,9 +294,6 @@ def settled(
 ) -> tuple[str, TemplateComparison]:
     """Return the simplest form of a checkpoint's template that writes the most prompts of the run, and its comparison
     with them.
-
-    Args:
-        prompts: prompts of the run; may be empty.
     """
     own, ends = own_source(source), ends_of(renderer)
     first = prompts[:DECIDING]

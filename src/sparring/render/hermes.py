@@ -6,29 +6,110 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from sparring.render.dialect import tool_call
-from sparring.types import Message, ToolCall
+from sparring.render.reply_reader import Decoding, StrippedText, message_of
+from sparring.render.tags import CLOSE, OPEN, THINK, THINK_END
+from sparring.reply import overlap
+from sparring.types import Message, ReplyPiece, ToolCall
 from sparring.validation import read_json
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-THINK, THINK_END = "<think>", "</think>"
+_AFTER = {THINK_END: "text", OPEN: "call", CLOSE: "after"}
+"""Part of a reply that begins after a tag."""
+
 _BLOCK = re.compile(f"{OPEN}(.*?){CLOSE}", re.DOTALL)
 
 
-def parse_reply(text: str, *, thinking: bool, calls: bool = True) -> Message:
-    """Parse a reply's text as a message; every text parses.
+class HermesReader:
+    """Reader of a reply's text; every text parses.
 
     Args:
-        text: sampled text, without the token that ended it.
         thinking: whether the prompt ended inside a thought.
         calls: whether there are tools to call; otherwise text that looks like a call stays text.
     """
-    reasoning, text = _thought(text, thinking)
-    content, *blocks = text.split(OPEN) if calls else [text]
-    tool_calls = tuple(call_in(number, block) for number, block in enumerate(blocks))
-    return Message(role="assistant", content=content.strip(), reasoning=reasoning or None, tool_calls=tool_calls)
+
+    def __init__(self, *, thinking: bool, calls: bool) -> None:
+        self._thinking = thinking
+        self._ends = {"reasoning": (THINK_END,), "text": (OPEN,) * calls, "call": (CLOSE, OPEN), "after": (OPEN,)}
+        self._part = "start"
+        self._text = ""  # undecided text of the part
+        self._looked = 0  # number of its characters that were searched for the end of the part
+        self._stripped = StrippedText()
+        self._num_calls = 0
+
+    def add(self, text: str) -> Iterator[ReplyPiece]:
+        """Add text; yield the pieces that are decided."""
+        self._text += text
+        if self._part == "start":
+            self._start()
+        while self._part != "start":
+            tags = self._ends[self._part]
+            ends = [(at, tag) for tag in tags if (at := self._text.find(tag, max(0, self._looked - len(tag)))) >= 0]
+            if not ends:
+                self._looked = len(self._text)
+                if self._part in ("reasoning", "text"):
+                    yield from self._show(len(self._text) - max((overlap(self._text, tag) for tag in tags), default=0))
+                return
+            at, tag = min(ends)
+            yield from self._show(at, closed=tag == CLOSE)
+            self._part, self._text = _AFTER[tag], self._text[len(tag) :]
+            self._looked, self._stripped = 0, StrippedText()
+
+    def rest(self) -> Iterator[ReplyPiece]:
+        """Yield the pieces that waited for the end of the reply."""
+        if self._part == "start":
+            self._part = "reasoning" if self._thinking else "text"
+        yield from self._show(len(self._text))
+
+    def _start(self) -> None:
+        """Find out whether the reply begins with a thought. The beginning of a tag waits for its rest."""
+        text = self._text.lstrip()
+        if text.startswith(THINK):
+            self._part, self._text = "reasoning", text[len(THINK) :]
+        elif not THINK.startswith(text) and not (self._thinking and THINK_END.removesuffix(">").startswith(text)):
+            self._part = "reasoning" if self._thinking else "text"
+
+    def _show(self, end: int, *, closed: bool = False) -> Iterator[ReplyPiece]:
+        """Take the text up to an index, and yield what the client gets of it."""
+        text, self._text, self._looked = self._text[:end], self._text[end:], 0
+        if self._part == "call":
+            yield ReplyPiece(kind="call", call=call_in(self._num_calls, text + CLOSE if closed else text))
+            self._num_calls += 1
+        elif self._part in ("reasoning", "text") and (stripped := self._stripped.add(text)):
+            yield ReplyPiece(kind="reasoning" if self._part == "reasoning" else "text", text=stripped)
+
+
+class TextReader:
+    """Reader of the sampled ids of a reply in the Hermes format. Implements `ReplyReader`.
+
+    Args:
+        decode: ids -> text, for a byte-level tokenizer; for any other, all ids must be read at once.
+    """
+
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], stop: Sequence[int], *, thinking: bool, calls: bool
+    ) -> None:
+        self._stop, self._is_over = frozenset(stop), False
+        self._decoding, self._reader = Decoding(decode), HermesReader(thinking=thinking, calls=calls)
+
+    def read(self, tokens: Sequence[int]) -> Sequence[ReplyPiece]:
+        if self._is_over:
+            return ()
+        end = next((at for at, token in enumerate(tokens) if token in self._stop), None)
+        self._is_over = end is not None
+        return tuple(self._reader.add(self._decoding.add(tokens if end is None else tokens[:end])))
+
+    def rest(self) -> Sequence[ReplyPiece]:
+        """Return the pieces that waited for the end of the reply."""
+        return [*self._reader.add(self._decoding.rest()), *self._reader.rest()]
+
+
+def parse_reply(text: str, *, thinking: bool, calls: bool = True) -> Message:
+    """Parse a reply's text, without the token that ended it, as a message. Args: as for `HermesReader`."""
+    reader = HermesReader(thinking=thinking, calls=calls)
+    return message_of([*reader.add(text), *reader.rest()])
 
 
 def plain_parts(text: str) -> list[tuple[str, bool]]:
@@ -45,14 +126,6 @@ def plain_parts(text: str) -> list[tuple[str, bool]]:
             parts += [(text[position : block.start()], True), (OPEN, False), (block[1], True), (CLOSE, False)]
             position = block.end()
     return [*parts, (text[position:], True)]
-
-
-def _thought(text: str, thinking: bool) -> tuple[str, str]:
-    opened = text.lstrip().startswith(THINK)
-    if not (opened or thinking):
-        return "", text
-    inside, _, rest = text.partition(THINK_END)
-    return inside.lstrip().removeprefix(THINK).strip(), rest
 
 
 def call_in(number: int, block: str) -> ToolCall:

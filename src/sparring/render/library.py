@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from sparring.errors import BadInput, boundary
-from sparring.generation import GenerateRequest, Rendered
+from sparring.generation import Rendered
 from sparring.render.capabilities import TemplatePlaces
 from sparring.render.control import MARK
 from sparring.render.escaping import TextEscaper
 from sparring.render.library_parser import LibraryParser
 from sparring.render.reply_reader import HoldingReader, TaggedReader
 from sparring.render.tags import around_call
-from sparring.render.text_rules import TextRules
+from sparring.render.text_rules import TextRules, TokenizedFormat
 from sparring.render.thoughts import drops_thoughts, has_dropped, with_thoughts
 from sparring.render.tokenizer import FileTokenizer
 from sparring.types import Message, ToolSpec
@@ -39,7 +39,7 @@ _REMEMBERED_RENDERS = 64
 _REMEMBERED_TOKENS = 8192
 
 
-class LibraryRenderer:
+class LibraryRenderer(TokenizedFormat):
     """Adapter of one hand-written renderer of the library. Implements `Renderer`.
 
     Args:
@@ -63,26 +63,17 @@ class LibraryRenderer:
         self._escaper = (escaper.without_marks() if own else escaper).between(around_call(name))
         self.tokenizer = tokenizer
         self.name = name
-        self._stop_ids = tuple(dict.fromkeys((*library.get_stop_token_ids(), *stop_ids)))
+        self.stop_ids = tuple(dict.fromkeys((*library.get_stop_token_ids(), *stop_ids)))
         self._places = TemplatePlaces(self._write)
-        self._text_rules = TextRules(tokenizer, self._stop_ids, self)
+        self._text_rules = TextRules(tokenizer, self.stop_ids, self)
         without = library.render(_PROBE).token_ids
         with_prompt = library.render(_PROBE, add_generation_prompt=True).token_ids
         self._generation_prompt = tuple(with_prompt[len(without) :])
         self._ends = {self._end(reply) for reply in _REPLIES} - {None}
-        self._parser = LibraryParser(library, tokenizer, name, self._stop_ids)
+        self._parser = LibraryParser(library, tokenizer, name, self.stop_ids)
         self._remembered: dict[bytes, Rendered] = {}
         self._remembering = threading.Lock()
         self._mends_thoughts = keeps_thoughts and drops_thoughts(self)
-
-    @property
-    def stop_ids(self) -> tuple[int, ...]:
-        """Ids that end a turn; the first is the one that this format writes."""
-        return self._stop_ids
-
-    @property
-    def control_ids(self) -> Mapping[str, int]:
-        return self.tokenizer.control.ids
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generation: bool = True) -> Rendered:
         """Render a conversation as ids [T]; with `generation`, up to where the next reply begins."""
@@ -120,10 +111,10 @@ class LibraryRenderer:
         if not completion:
             return None
         # the library takes any stop id for the end of a turn; a stop id that the format does not write cuts the turn
-        foreign = bool(self._ends) and completion[-1] in self._stop_ids and completion[-1] not in self._ends
+        foreign = bool(self._ends) and completion[-1] in self.stop_ids and completion[-1] not in self._ends
         reply = completion[:-1] if foreign else completion
         close = self._parser.left_open(reply, prompt)
-        if close is not None and any(token in self._stop_ids for token in reply):
+        if close is not None and any(token in self.stop_ids for token in reply):
             return None
         bridged = self._library.bridge_to_next_turn(
             list(prompt),
@@ -148,19 +139,6 @@ class LibraryRenderer:
 
     def thought_length(self, completion: Sequence[int]) -> int | None:
         return self._parser.thought_length(completion)
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return self.tokenizer.decode(tokens)
-
-    @property
-    def longest_token(self) -> int:
-        return self.tokenizer.longest
-
-    def bytes_of(self, token: int) -> bytes:
-        return self.tokenizer.bytes_of(token)
-
-    def bind(self, request: GenerateRequest) -> GenerateRequest:
-        return self._text_rules.bind(request)
 
     def _render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], generation: bool) -> Rendered:
         try:
@@ -191,7 +169,7 @@ class LibraryRenderer:
         """Return the id with which the format ends this reply; None if the beginning of the next turn ends it."""
         rendered = self._render([*_PROBE, reply], [], False)
         ends = [
-            t for t, sampled in zip(rendered.tokens, rendered.sampled, strict=True) if sampled and t in self._stop_ids
+            t for t, sampled in zip(rendered.tokens, rendered.sampled, strict=True) if sampled and t in self.stop_ids
         ]
         return ends[-1] if ends else None
 

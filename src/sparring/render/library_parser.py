@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from renderers import ToolCallParseStatus
@@ -17,9 +17,9 @@ from renderers import ToolCallParseStatus
 from sparring.errors import PolicyFailure, boundary
 from sparring.render.calls.between_tags import LAYOUTS, TaggedCalls
 from sparring.render.dialect import tool_call, tool_dicts
-from sparring.render.hermes import THINK, parse_reply
-from sparring.render.reply_reader import HoldingReader, TaggedReader
-from sparring.render.tags import FORMAT_TAGS, Marks, marks_of
+from sparring.render.hermes import parse_reply
+from sparring.render.reply_reader import HoldingReader, TaggedReader, message_of
+from sparring.render.tags import FORMAT_TAGS, THINK, Marks, marks_of
 from sparring.render.tokenizer import FileTokenizer
 from sparring.types import Message, ToolCall, ToolSpec
 
@@ -51,16 +51,15 @@ _CHANNELS: Mapping[str, Channel] = {
 LONGEST_BEGINNING = 64
 """Maximum number of ids in a cache key of `thinks`. A key is the tail of a prompt from its last end of turn."""
 
+_STEP = 64
+"""Number of ids that are read at once to find the end of a thought."""
+
 REMEMBERED = 256
 """Maximum number of keys in the cache of `thinks`."""
 
 
 class LibraryParser:
-    """Parser of one format of the library.
-
-    Args:
-        name: the library's name of the format.
-    """
+    """Parser of one format of the library."""
 
     def __init__(self, library: Any, tokenizer: FileTokenizer, name: str, stop_ids: Sequence[int]) -> None:
         self._library, self._tokenizer, self._name = library, tokenizer, name
@@ -74,48 +73,26 @@ class LibraryParser:
 
     def parse(self, completion: Sequence[int], tools: Sequence[ToolSpec], prompt: Sequence[int]) -> Message:
         """Parse sampled ids as a reply; every sequence parses. Without tools, nothing is a call."""
-        marks = self._marks
+        marks, thinking = self._marks, self._marks is not None and self.thinks(prompt)
         if marks is None:
             return self._parse_untagged(completion, tools, prompt)
-        ids, thinking = self._body(completion), self.thinks(prompt)
-        if self._spells_thoughts and not tools:
-            return parse_reply(self._tokenizer.decode(ids), thinking=thinking, calls=False)
-        if self._spells_thoughts and self._is_open(ids, thinking):
-            return parse_reply(self._tokenizer.decode(ids), thinking=thinking)
-        thought = marks.thought(ids, thinking, self._tokenizer.decode)
-        reasoning = None
-        if thought is not None:
-            inside = [token for token in ids[thought.begin : thought.end] if token != marks.think]
-            reasoning = self._tokenizer.decode(inside).strip() or None
-        rest = list(ids if thought is None else ids[thought.rest :])
-        if not tools:
-            return Message(role="assistant", content=self._text(rest, marks), reasoning=reasoning)
-        if self._tagged is not None:
-            content, calls = self._parse_tagged_calls(rest, tools, marks)
-            return Message(role="assistant", content=content, reasoning=reasoning, tool_calls=calls)
-        return self._parse_json_calls(rest, tools, prompt, reasoning, thought is not None)
+        if marks.think is None and thinking:
+            ids = self._body(completion)
+            try:
+                return self._parse_unmarked(ids, tools, prompt, thinking=True)
+            except PolicyFailure:
+                return parse_reply(self._tokenizer.decode(ids), thinking=False)
+        reader = self._tagged_reader(marks, tools, prompt, thinking=thinking)
+        return message_of((*reader.read(completion), *reader.rest()))
 
     def reader(self, tools: Sequence[ToolSpec], prompt: Sequence[int]) -> TaggedReader | HoldingReader:
         """Return the reader of a reply that is being sampled. It emits nothing before the end if the format has no
-        entry in `FORMAT_TAGS` or the tokenizer is not byte-level."""
-        marks = self._marks
-        if marks is None or not self._tokenizer.decodes_bytes:
+        entry in `FORMAT_TAGS`, the tokenizer is not byte-level, or the reply begins inside a thought that no id
+        ends."""
+        marks, thinking = self._marks, self._marks is not None and self.thinks(prompt)
+        if marks is None or not self._tokenizer.decodes_bytes or marks.think is None and thinking:
             return HoldingReader()
-        thinking = self.thinks(prompt)
-        if marks.think is None and thinking:
-            return HoldingReader()
-
-        def parse(call: Sequence[int], before: int) -> Sequence[ToolCall]:
-            if self._tagged is not None:
-                return self._tagged.read(call[1:-1], tools, before, closed=True)
-            try:
-                return self._message((*marks.head, *call), tools, (), before).tool_calls
-            except PolicyFailure:
-                raw = self._tokenizer.decode(call[1:-1]).strip()
-                return (tool_call(f"call_{before}", None, None, raw),)
-
-        active = marks if tools else marks.without_calls()
-        return TaggedReader(active, self._tokenizer.decode, parse, thinking=thinking)
+        return self._tagged_reader(marks, tools, prompt, thinking=thinking)
 
     def thought_length(self, completion: Sequence[int]) -> int | None:
         """Count the ids of a reply's thought, its end included; all ids if no end follows. None for a format that has
@@ -123,19 +100,64 @@ class LibraryParser:
         marks = self._marks
         if marks is None or marks.think_end is None or not self._tokenizer.decodes_bytes:
             return None
-        ids = self._body(completion)
-        thought = marks.thought(ids, False, self._tokenizer.decode) or marks.thought(ids, True, self._tokenizer.decode)
-        return len(ids) if thought is None else min(thought.rest, len(ids))
+        lengths = (self._thought_reader(marks, completion, thinking).thought_length for thinking in (False, True))
+        return next(length for length in lengths if length is not None)
 
     def left_open(self, completion: Sequence[int], prompt: Sequence[int]) -> int | None:
         """Return the id that ends the thought in which a reply was cut; None if the reply did not end in a thought, or
         no id ends one."""
         marks = self._marks
-        if marks is None:
+        if marks is None or marks.think is None:
             return None
-        ids = self._body(completion)
-        thought = marks.thought(ids, self.thinks(prompt), self._tokenizer.decode)
-        return marks.think_end if thought is not None and thought.rest > len(ids) else None
+        reader = self._thought_reader(marks, completion, self.thinks(prompt))
+        return marks.think_end if reader.in_thought else None
+
+    def _tagged_reader(
+        self, marks: Marks, tools: Sequence[ToolSpec], prompt: Sequence[int], *, thinking: bool
+    ) -> TaggedReader:
+        def read_call(call: Sequence[int], before: int, *, closed: bool) -> Sequence[ToolCall]:
+            if self._tagged is not None:
+                return self._tagged.read(call[1:-1] if closed else call[1:], tools, before, closed=closed)
+            try:
+                return self._message((*marks.head, *call), tools, (), before).tool_calls
+            except PolicyFailure:
+                raw = self._tokenizer.decode(call[1:-1]).strip()
+                return (tool_call(f"call_{before}", None, None, raw),)
+
+        def parse_rest(ids: Sequence[int], thought: bool) -> Message:
+            if marks.think is None or marks.think_end is None:
+                return self._parse_unmarked(ids, tools, prompt, thinking=False)
+            if marks.tags.thinks_again:  # the library would parse a thought after the text
+                ids = [id for token in ids for id in (self._plain[THINK] if token == marks.think else (token,))]
+            return self._message((marks.think, marks.think_end, *ids) if thought else ids, tools, prompt)
+
+        undecided = tuple(text for text in marks.undecided if tools or text not in marks.tags.undecided)
+        tags_decide = not undecided and (not tools or self._tagged is not None)
+        return TaggedReader(
+            replace(marks, undecided=undecided),
+            self._tokenizer.decode,
+            read_call,
+            thinking=thinking,
+            calls=bool(tools),
+            parse_rest=None if tags_decide else parse_rest,
+        )
+
+    def _thought_reader(self, marks: Marks, completion: Sequence[int], thinking: bool) -> TaggedReader:
+        """Return a reader that has read a reply to the end of its thought."""
+        reader = TaggedReader(
+            marks,
+            self._tokenizer.decode,
+            lambda call, before, *, closed: (),
+            thinking=thinking,
+            calls=True,
+            parse_rest=lambda ids, thought: Message(role="assistant"),
+        )
+        for start in range(0, len(completion), _STEP):
+            reader.read(completion[start : start + _STEP])
+            if reader.is_past_thoughts:
+                break
+        reader.rest()
+        return reader
 
     def thinks(self, prompt: Sequence[int]) -> bool:
         """Return whether a reply to this prompt begins inside a thought.
@@ -152,63 +174,24 @@ class LibraryParser:
         return bool(self._message(self._word, (), prompt).reasoning)
 
     def _body(self, completion: Sequence[int]) -> Sequence[int]:
-        """Return the ids of a reply before its end, or before the head of another turn that the model wrote itself."""
-        heads = frozenset() if self._marks is None else self._marks.heads
-        if completion and completion[0] in heads:
-            heads = frozenset()
-        ends = self._stop_ids | heads
-        end = next((at for at, token in enumerate(completion) if token in ends), len(completion))
+        end = next((at for at, token in enumerate(completion) if token in self._stop_ids), len(completion))
         return completion[:end]
 
-    def _text(self, ids: Sequence[int], marks: Marks) -> str:
-        """Decode a text, without the blanks and stray ends of thoughts that the format ignores."""
-        if marks.tags.thinks_again:
-            ids = [token for token in ids if token != marks.think_end]
-        text = self._tokenizer.decode(ids)
-        return text.strip(marks.tags.blanks) if text.strip() else ""
-
-    def _parse_tagged_calls(
-        self, ids: Sequence[int], tools: Sequence[ToolSpec], marks: Marks
-    ) -> tuple[str, tuple[ToolCall, ...]]:
-        """Parse what follows the thought into text and calls, for a format whose arguments stand between tags."""
-        assert self._tagged is not None
-        first = next((at for at, token in enumerate(ids) if token in marks.opens), len(ids))
-        text, calls = list(ids[:first]), list[ToolCall]()
-        behind = first
-        for begin, end, closed in marks.calls(ids, first):
-            text += ids[behind : begin - 1] if marks.tags.goes_on else ()
-            behind = end + 1
-            calls += self._tagged.read(ids[begin:end], tools, len(calls), closed=closed)
-        text += ids[behind:] if marks.tags.goes_on else ()
-        return self._text(text, marks), tuple(calls)
-
-    def _parse_json_calls(
-        self,
-        rest: list[int],
-        tools: Sequence[ToolSpec],
-        prompt: Sequence[int],
-        reasoning: str | None,
-        thought: bool,
+    def _parse_unmarked(
+        self, ids: Sequence[int], tools: Sequence[ToolSpec], prompt: Sequence[int], *, thinking: bool
     ) -> Message:
-        """Parse what follows the thought with the library, which is given an empty thought instead."""
-        marks = self._marks
+        """Parse a reply whose thought, if it has one, is not between tags that are single ids: only formats whose calls
+        the library parses have such tokenizers."""
+        marks, tags, text = self._marks, FORMAT_TAGS[self._name], self._tokenizer.decode(ids)
         assert marks is not None
-        if marks.tags.thinks_again:  # the library would parse a thought after the text
-            rest = [id for t in rest for id in (self._plain[THINK] if t == marks.think else (t,))]
-        ids = rest
-        if thought:
-            assert marks.think is not None and marks.think_end is not None  # the thought was found by its tags
-            ids = [marks.think, marks.think_end, *rest]
-        try:
-            read = self._message(ids, tools, prompt)
-        except PolicyFailure:
-            read = self._salvage(ids, tools, prompt)
-        return Message(
-            role="assistant",
-            content=read.content,
-            reasoning=reasoning if thought else read.reasoning,
-            tool_calls=read.tool_calls,
-        )
+        if tags.think is not None and not self._added.keys() >= set(tags.think):
+            first = next((at for at, token in enumerate(ids) if token in marks.opens), None)
+            calls = first is not None and not self._tokenizer.decode(ids[:first]).strip()
+            calls = calls or bool(tags.spelled) and text.lstrip().startswith(tags.spelled[0])
+            begun = text.lstrip().startswith(tags.think[0]) or thinking and not calls
+            if not tools or begun and tags.think[1] not in text:
+                return parse_reply(text, thinking=thinking, calls=bool(tools))
+        return self._message(ids, tools, prompt)
 
     def _parse_untagged(self, completion: Sequence[int], tools: Sequence[ToolSpec], prompt: Sequence[int]) -> Message:
         """Parse a reply of a format that has no entry in `FORMAT_TAGS`."""
@@ -258,20 +241,6 @@ class LibraryParser:
         tags = (THINK, *(() if channel is None else channel.calls))
         return {tag: tuple(control.encode(control.marked(tag))) for tag in tags}
 
-    @property
-    def _spells_thoughts(self) -> bool:
-        """Return True if the tags of a thought are no single ids, and are recognised by their text."""
-        tags = FORMAT_TAGS[self._name]
-        return tags.think is not None and not set(tags.think) <= self._added.keys()
-
-    def _is_open(self, ids: Sequence[int], thinking: bool) -> bool:
-        """Return whether a reply ends inside its thought, for a format that spells the tags of thoughts."""
-        tags, text = FORMAT_TAGS[self._name], self._tokenizer.decode(ids)
-        assert tags.think is not None and self._marks is not None
-        if thinking and self._marks.calls_at_once(ids, self._tokenizer.decode):
-            return False
-        return (thinking or text.lstrip().startswith(tags.think[0])) and tags.think[1] not in text
-
     def _parse_by_library(self, ids: Sequence[int], tools: Sequence[ToolSpec], prompt: Sequence[int]) -> Any:
         with boundary(PolicyFailure, f"renderers {self._name}"):
             return self._library.parse_response(
@@ -293,24 +262,6 @@ class LibraryParser:
             reasoning=(parsed.reasoning_content or "").strip()
             or None,  # the library keeps the blanks of an open thought
             tool_calls=tuple(_call(calls_before + number, call) for number, call in enumerate(parsed.tool_calls)),
-        )
-
-    def _salvage(self, ids: Sequence[int], tools: Sequence[ToolSpec], prompt: Sequence[int]) -> Message:
-        """Parse a reply that breaks the library's parser: what a reader could decide, and the rest as a malformed
-        call."""
-        reader = self.reader(tools, prompt)
-        if isinstance(reader, HoldingReader):
-            return parse_reply(self._tokenizer.decode(ids), thinking=False)
-        pieces = reader.read(ids)
-        calls = [piece.call for piece in pieces if piece.call is not None]
-        if reader.undecided is not None:
-            raw = self._tokenizer.decode(ids[reader.undecided :]).strip()
-            calls.append(tool_call(f"call_{len(calls)}", None, None, raw))
-        return Message(
-            role="assistant",
-            content="".join(piece.text for piece in pieces if piece.kind == "text"),
-            reasoning="".join(piece.text for piece in pieces if piece.kind == "reasoning") or None,
-            tool_calls=tuple(calls),
         )
 
 

@@ -46,7 +46,6 @@ def load_renderer(
         thinking: whether the model thinks before it answers, if the format has a switch for it.
         control_tokens: roles (system, user) whose messages before the first reply may write added tokens. Everywhere
             else, the text of an added token is encoded as plain text.
-        thoughts: treatment of earlier thoughts: see `RenderConfig.thoughts`.
 
     Raises:
         BadInput: another role in `control_tokens`, no tokenizer, neither a chat template nor a known family, an unknown

@@ -1,18 +1,19 @@
-"""Parsing of a reply while it is sampled, in pieces that no later id can change.
+"""Parsing of a reply while it is sampled. A whole reply is parsed in the same way: read at once, and then the rest.
 
-The pieces together are a prefix of the result of `parse` for the whole reply. Undecided text waits: blanks at the end
-of a text, the beginning of a tag, an incomplete character, a call without its end.
+No later id changes the pieces that were read. Undecided text waits: blanks at the end of a text, the beginning
+of a tag, an incomplete character, a call without its end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, Protocol
 
-from sparring.render.hermes import CLOSE, OPEN, THINK, THINK_END, call_in
+from sparring.errors import PolicyFailure
+from sparring.render.dialect import tool_call
 from sparring.render.tags import Marks
-from sparring.reply import overlap
-from sparring.types import ReplyPiece, ToolCall
+from sparring.reply import ShownReply, overlap
+from sparring.types import Message, ReplyPiece, ToolCall
 
 TextKind = Literal["reasoning", "text"]
 """Kind of a piece of text."""
@@ -21,6 +22,17 @@ _BROKEN = "\N{REPLACEMENT CHARACTER}"
 _FEW = 8
 """Maximum number of ids that one character takes. A longer run of undecodable ids is decoded again only when its length
 has doubled."""
+
+
+def message_of(pieces: Iterable[ReplyPiece]) -> Message:
+    """Join the pieces of a whole reply to a message."""
+    pieces = tuple(pieces)
+    return Message(
+        role="assistant",
+        content="".join(piece.text for piece in pieces if piece.kind == "text"),
+        reasoning="".join(piece.text for piece in pieces if piece.kind == "reasoning") or None,
+        tool_calls=tuple(piece.call for piece in pieces if piece.call is not None),
+    )
 
 
 class HoldingReader:
@@ -92,306 +104,304 @@ class StrippedText:
         return waiting.rstrip(self._chars) if self.has_text else ""
 
 
+class ReadCall(Protocol):
+    """Parser of one call."""
+
+    def __call__(self, call: Sequence[int], before: int, *, closed: bool) -> Sequence[ToolCall]:
+        """Parse the ids of a call, its tags included.
+
+        Args:
+            before: number of earlier calls of the reply.
+            closed: whether the closing tag is there.
+        """
+
+
 class TaggedReader:
     """Reader of a format whose tags are single ids. Implements `ReplyReader`.
 
-    Args:
-        decode: ids -> text, for a byte-level tokenizer.
-        parse: parses a call, given its ids with tags and the number of earlier calls.
-        thinking: whether the prompt ended inside a thought.
+    Only its own tag ends a thought: a call drafted inside belongs to the thought, and a thought that is never ended
+    takes the rest of the reply. If the prompt began the thought, the reply begins with a call and no tag ends the
+    thought, then the thought is empty. The `renderers` library differs: for several formats, it takes the beginning of
+    a call for the end of an open thought, as other servers do. For GLM and DeepSeek-V4 it does so even if the thought's
+    own end follows; PrimeIntellect-ai/renderers pull 80 fixed this for other formats.
 
-    Attributes:
-        undecided: number of ids before the first undecided one, while a call is open or the rest of the reply is held;
-            otherwise None.
+    Args:
+        thinking: whether the prompt ended inside a thought.
+        calls: whether there are tools to call; otherwise the tags of calls are text.
+        parse_rest: parses the ids after a reply's thought, given whether there was one, where the tags do not decide;
+            None for a format whose tags decide everything. It may raise PolicyFailure.
     """
 
     def __init__(
         self,
         marks: Marks,
         decode: Callable[[Sequence[int]], str],
-        parse: Callable[[Sequence[int], int], Sequence[ToolCall]],
+        read_call: ReadCall,
         *,
         thinking: bool,
+        calls: bool,
+        parse_rest: Callable[[Sequence[int], bool], Message] | None = None,
     ) -> None:
-        self.undecided: int | None = None
         self._marks = marks
         single = (marks.think, marks.think_end, marks.call, marks.call_end, marks.middle, marks.section_end)
-        self._tags = {tag for tag in single if tag is not None} | marks.opens | marks.ends
-        self._parse = parse
-        self._decoding = Decoding(decode)
-        self._texts: dict[TextKind, StrippedText] = {
-            "reasoning": StrippedText(),
-            "text": StrippedText(marks.tags.blanks),
-        }
+        self._tags = {tag for tag in single if tag is not None} | marks.opens
+        self._stops = marks.ends
+        self._turn_heads = marks.control - self._tags if parse_rest is not None else frozenset()
+        self._decode, self._read_call, self._parse_rest = decode, read_call, parse_rest
+        self._calls = calls
+        self._is_over = False
         self._state = "thought" if thinking else "start"
         self._may_call = thinking  # whether a call may still end a thought that the prompt began
-        self._num_ids = 0
-        self._beginning = ""  # undecided text at the beginning of the reply
-        self._waiting = ""  # characters that may spell a tag
+        self._length = 0
+        self._thought_length: int | None = None
+        self._ids: list[int] = []  # since the end of the thought
+        self._plain: list[int] = []  # the last of them, not yet decoded
+        self._drafted: list[int] = []  # those after the beginning of what is a call unless the thought is ended
         self._call: list[int] = []
-        self._ends = True  # whether a closing tag would end the open call
+        self._closes = True  # whether a closing tag would end the open call
         self._num_calls = 0
+        self._pieces: list[ReplyPiece] = []
+        self._late: list[ReplyPiece] = []  # calls that wait for the end of the text around them
+        self._num_chars = 0  # of the text that was shown
+        self._shown = ShownReply()
+        self._begin_text()
 
     def read(self, tokens: Sequence[int]) -> Sequence[ReplyPiece]:
-        pieces: list[ReplyPiece] = []
-        plain: list[int] = []
         for token in tokens:
-            if self._num_ids == 0 and token in self._marks.control and token not in self._tags - self._marks.heads:
-                self._hold()  # the head of a turn, which the format's parser may skip
-            if self._state in ("held", "ended"):
-                return pieces
-            if token in self._tags:
-                if plain:
-                    self._add(plain, pieces)
-                    plain = []
-                self._add_tag(token, pieces)
-            elif self._state == "call":
-                self._call.append(token)
-            elif self._state != "after":
-                plain.append(token)
-            self._num_ids += 1
-        if plain:
-            self._add(plain, pieces)
+            if not self._is_over:
+                self._take(token)
+        self._decode_plain()
+        return self._taken()
+
+    def rest(self) -> Sequence[ReplyPiece]:
+        """Return the pieces that waited for the end of the reply."""
+        if self._state == "thought":
+            self._end_text("reasoning")
+        if self._state == "undecided":
+            self._read_as_call()
+        if self._state in ("start", "text"):
+            self._end_text("text")
+        if self._state == "call" and self._parse_rest is None:
+            if self._marks.tags.goes_on:
+                self._end_text("text")
+            self._add_calls(closed=False)
+        elif self._state in ("call", "held"):
+            self._parse_held()
+        self._pieces += self._late
+        return self._taken()
+
+    @property
+    def in_thought(self) -> bool:
+        """Whether the ids so far end inside a thought."""
+        return self._state == "thought"
+
+    @property
+    def is_past_thoughts(self) -> bool:
+        """Whether no later id can begin a thought or belong to one."""
+        return self._state not in ("start", "thought", "undecided")
+
+    @property
+    def thought_length(self) -> int | None:
+        """Number of ids up to the end of the thought, its tag included; None if there is no thought."""
+        if self._state == "undecided":
+            return 0
+        return self._length if self._state == "thought" else self._thought_length
+
+    def _taken(self) -> list[ReplyPiece]:
+        pieces, self._pieces = self._pieces, []
         return pieces
 
-    def _hold(self) -> None:
-        self._state, self.undecided = "held", self._num_ids
+    def _begin_text(self) -> None:
+        self._decoding = Decoding(self._decode)
+        blanks = self._marks.tags.blanks
+        self._texts: dict[TextKind, StrippedText] = {"reasoning": StrippedText(), "text": StrippedText(blanks)}
+        self._beginning = ""  # undecided text at the beginning of the reply
+        self._waiting = ""  # characters that may spell a tag
 
-    def _add_tag(self, token: int, pieces: list[ReplyPiece]) -> None:
-        marks, state = self._marks, self._state
-        if state == "held":
+    def _take(self, token: int) -> None:
+        marks, is_first = self._marks, self._length == 0
+        if is_first and token in marks.heads:  # the format's parser skips it
+            self._stops -= marks.heads
+        if token in self._stops:
+            self._is_over = True
             return
-        if token in marks.ends:
-            self._state = "ended"
-        elif state == "call":
-            self._add_to_call(token, pieces)
-        elif state == "after":
-            self._add_tag_after_text(token)
-        elif state == "thought":
-            self._add_tag_to_thought(token, pieces)
-        elif token in marks.opens:
-            self._end_text(token, pieces)
-        elif token in (marks.think, marks.think_end):
-            self._add_tag_to_text(token, pieces)
+        self._length += 1
+        self._ids.append(token)
+        if self._state == "undecided":
+            self._take_undecided(token)
+        elif self._state == "call":
+            self._take_in_call(token)
+        elif self._state == "after":
+            self._take_after_text(token)
+        elif is_first and self._state == "start" and token in self._turn_heads:
+            self._state = "held"  # the head of a turn, which the format's parser may skip
+        elif self._state in ("start", "text", "thought"):
+            take_tag = self._take_in_thought if self._state == "thought" else self._take_in_text
+            if token not in self._tags or not take_tag(token):
+                self._plain.append(token)
+
+    def _take_in_thought(self, token: int) -> bool:
+        """Process a tag inside a thought. Return False if it is text there, such as the tags of a drafted call."""
+        marks = self._marks
+        if token == marks.think_end:
+            self._end_thought()
+        elif token == marks.think:
+            self._decode_plain()
+            if self._state == "undecided":
+                self._drafted.append(token)
+            self._may_call = False
+        elif token in marks.opens and self._nothing_thought():
+            self._state, self._drafted = "undecided", [token]
         else:
-            self._add([token], pieces)
+            return False
+        return True
 
-    def _end_text(self, token: int, pieces: list[ReplyPiece]) -> None:
-        self._end_run("text", pieces)
-        if self._state == "held":
-            return
+    def _end_thought(self) -> None:
+        self._state, self._may_call = "thought", False
+        self._end_text("reasoning")
+        self._state, self._ids, self._thought_length = "text", [], self._length
+
+    def _nothing_thought(self) -> bool:
+        """Return whether a thought that the prompt began is blank so far."""
+        if self._may_call:
+            self._decode_plain()
+        return self._may_call and not self._texts["reasoning"].has_text and not self._decoding.waits
+
+    def _take_undecided(self, token: int) -> None:
+        """Process an id after what begins like a call in a thought: it was a draft if the thought is ended."""
+        if token == self._marks.think_end:
+            self._plain = [drafted for drafted in self._drafted if drafted != self._marks.think]
+            self._end_thought()
+        else:
+            self._drafted.append(token)
+
+    def _read_as_call(self) -> None:
+        """Read the reply again, as one without a thought that begins with a call."""
+        ids, self._ids = self._ids, []
+        self._state, self._thought_length = "start", 0
+        self._begin_text()
+        for token in ids:
+            self._take(token)
+        self._decode_plain()
+
+    def _take_in_text(self, token: int) -> bool:
+        """Process a tag outside thoughts and calls. Return False if it is text there."""
+        marks = self._marks
+        if token == marks.think_end:
+            return marks.tags.thinks_again
+        if self._calls and token in marks.opens:
+            self._open_calls(token)
+            return True
+        if token == marks.think and self._state == "start":
+            self._decode_plain()
+            if self._state == "start" and not self._decoding.waits:
+                self._state = "thought"
+                self._begin_text()  # the blanks before a thought are no text
+                return True
+        return False
+
+    def _open_calls(self, token: int) -> None:
         if self._marks.tags.goes_on:
-            self._hold()
-            return
-        blanks = self._texts["text"].rest()
-        if blanks:
-            pieces.append(ReplyPiece(kind="text", text=blanks))
-        self._add_tag_after_text(token)
+            self._decode_plain()
+            self._add_text("text", "")
+        else:
+            self._end_text("text")
+        if self._state != "held":
+            self._take_after_text(token)
 
-    def _add_tag_after_text(self, token: int) -> None:
+    def _take_after_text(self, token: int) -> None:
         marks = self._marks
         self._state = "after"
         if token == marks.call:
-            self._state, self._call, self._ends = "call", [token], marks.middle is None
-            self.undecided = self._num_ids
+            self._state, self._call, self._closes = "call", [token], marks.middle is None
         elif token == marks.section_end:
             self._state = "ended"
 
-    def _add_to_call(self, token: int, pieces: list[ReplyPiece]) -> None:
+    def _take_in_call(self, token: int) -> None:
         marks = self._marks
         if token == marks.section_end:  # the section ends inside a call
             self._state = "held"
             return
         self._call.append(token)
-        self._ends = self._ends or token == marks.middle
-        if token == marks.call_end and self._ends:
-            self._state, self.undecided = "after", None
-            for call in self._parse(self._call, self._num_calls):
-                pieces.append(ReplyPiece(kind="call", call=call))
-                self._num_calls += 1
+        self._closes = self._closes or token == marks.middle
+        if token == marks.call_end and self._closes:
+            self._add_calls(closed=True)
+            self._state, self._call = "text" if marks.tags.goes_on else "after", []
 
-    def _add_tag_to_thought(self, token: int, pieces: list[ReplyPiece]) -> None:
-        marks = self._marks
-        if token == marks.think_end:
-            self._end_run("reasoning", pieces)
-            self._state = "text" if self._state == "thought" else "held"
-        elif token == marks.think:
-            if marks.tags.thinks_again:
-                self._end_run("reasoning", pieces)
-            self._may_call = False
-        elif token in marks.opens and self._nothing_thought():
-            self._hold()
-        else:  # a call drafted inside a thought is text of the thought
-            self._add([token], pieces)
-
-    def _nothing_thought(self) -> bool:
-        """Return whether a thought that the prompt began is blank so far."""
-        return self._may_call and not self._texts["reasoning"].has_text and not self._decoding.waits
-
-    def _add_tag_to_text(self, token: int, pieces: list[ReplyPiece]) -> None:
-        """Handle a tag of a thought outside an open thought."""
-        marks, again = self._marks, self._marks.tags.thinks_again
-        if self._state == "start" and token == marks.think:
-            self._end_run("text", pieces)
-            if self._state == "start":
-                self._state = "thought"
-                if not again:  # the blanks before a thought are no text
-                    self._texts["text"] = StrippedText(marks.tags.blanks)
-                return
-        if self._state == "held":
-            return
-        if again and token == marks.think_end:
-            self._end_run("text", pieces)
+    def _add_calls(self, *, closed: bool) -> None:
+        pieces = [
+            ReplyPiece(kind="call", call=call) for call in self._read_call(self._call, self._num_calls, closed=closed)
+        ]
+        self._num_calls += len(pieces)
+        if self._marks.tags.goes_on:
+            self._late += pieces
         else:
-            self._add([token], pieces)
+            self._show(*pieces)
 
-    def _end_run(self, kind: TextKind, pieces: list[ReplyPiece]) -> None:
-        text = self._decoding.rest()
-        if self._state == "start":
-            text, self._beginning = self._beginning + text, ""
-            self._state = "text" if text.strip() else "start"
-        self._show(kind, text, pieces)
-        waiting, self._waiting = self._waiting, ""
-        if self._state != "held":
-            self._piece(kind, waiting, pieces)
+    def _parse_held(self) -> None:
+        """Parse the reply after its thought, and add what is not shown yet. If that fails, it is a malformed call."""
+        assert self._parse_rest is not None
+        try:
+            self._show(*self._shown.rest(self._parse_rest(self._ids, self._thought_length is not None)))
+        except PolicyFailure:
+            text = self._decode(self._ids).lstrip(self._marks.tags.blanks)
+            unread = self._decode(self._call) if self._call else text[self._num_chars :]
+            call = tool_call(f"call_{self._num_calls}", None, None, unread.strip())
+            self._show(ReplyPiece(kind="call", call=call))
 
-    def _add(self, tokens: Sequence[int], pieces: list[ReplyPiece]) -> None:
-        text = self._decoding.add(tokens)
-        if self._state == "start":
-            text = self._begin(text)
-        if text:
-            self._show("reasoning" if self._state == "thought" else "text", text, pieces)
+    def _end_text(self, kind: TextKind) -> None:
+        """Show the end of a thought or a text, which waited."""
+        self._decode_plain()
+        self._add_text(kind, self._decoding.rest())
+        if self._state not in ("held", "undecided"):
+            waiting, self._waiting = self._waiting, ""
+            self._show_text(kind, self._texts[kind].add(waiting) + self._texts[kind].rest())
 
-    def _begin(self, text: str) -> str:
-        """Return the text of a reply's beginning once it is known to be text."""
+    def _decode_plain(self) -> None:
+        if not self._plain:
+            return
+        text = self._decoding.add(self._plain)
+        self._plain = []
+        if self._state != "start":
+            self._add_text("reasoning" if self._state == "thought" else "text", text)
+            return
         self._beginning += text
         start = self._beginning.lstrip()
         if any(start.startswith(beginning) for beginning in self._marks.undecided):
-            self._hold()
+            self._state = "held"
         elif start and not any(beginning.startswith(start) for beginning in self._marks.undecided):
-            self._state, text, self._beginning = "text", self._beginning, ""
-            return text
-        return ""
+            self._add_text("text", "")
 
-    def _show(self, kind: TextKind, text: str, pieces: list[ReplyPiece]) -> None:
-        if self._state == "held":
-            return
+    def _add_text(self, kind: TextKind, text: str) -> None:
+        """Show text, except for an end that may spell a tag."""
+        if self._state == "start":
+            text, self._beginning = self._beginning + text, ""
+            self._state = "text" if text.strip() else "start"
         spelled = self._marks.tags.spelled
-        if spelled and kind == "reasoning" and self._nothing_thought():
-            text = self._waiting + text
+        if self._state == "held" or not (text or self._waiting):
+            return
+        text, self._waiting = self._waiting + text, ""
+        if spelled and kind == "reasoning" and self._may_call and not self._texts[kind].has_text:
             start = text.lstrip()
             if start.startswith(spelled[0]):
-                self._hold()
-            waits = start.startswith(spelled[0]) or spelled[0].startswith(start)
-            text, self._waiting = ("", text) if waits else (text, "")
-        elif spelled and kind == "text":
-            text = self._waiting + text
+                self._state, self._drafted = "undecided", []
+            if start.startswith(spelled[0]) or spelled[0].startswith(start):
+                text, self._waiting = "", text
+        elif spelled and kind == "text" and self._calls:
             at = min((at for tag in spelled if (at := text.find(tag)) >= 0), default=None)
             if at is None:
                 at = len(text) - max(overlap(text, tag) for tag in spelled)
             else:
-                self._hold()
+                self._state = "held"
             text, self._waiting = text[:at], text[at:]
-        self._piece(kind, text, pieces)
+        self._show_text(kind, self._texts[kind].add(text))
 
-    def _piece(self, kind: TextKind, text: str, pieces: list[ReplyPiece]) -> None:
-        piece_text = self._texts[kind].add(text)
-        if piece_text:
-            pieces.append(ReplyPiece(kind=kind, text=piece_text))
+    def _show_text(self, kind: TextKind, text: str) -> None:
+        if text:
+            self._num_chars += len(text) if kind == "text" else 0
+            self._show(ReplyPiece(kind=kind, text=text))
 
-
-class TextReader:
-    """Reader of the replies that `hermes.parse_reply` parses, whose tags are text. Implements `ReplyReader`.
-
-    Args:
-        decode: ids -> text, for a byte-level tokenizer.
-        stop: ids that end a turn.
-        thinking: whether the prompt ended inside a thought.
-        calls: whether there are tools to call; otherwise text that looks like a call stays text.
-    """
-
-    def __init__(
-        self,
-        decode: Callable[[Sequence[int]], str],
-        stop: Sequence[int],
-        *,
-        thinking: bool,
-        calls: bool = True,
-    ) -> None:
-        self._stop = frozenset(stop)
-        self._thinking, self._may_call = thinking, calls
-        self._decoding, self._stripped = Decoding(decode), StrippedText()
-        self._state = "start"
-        self._text = ""  # undecided text
-        self._looked = 0  # number of its characters that were searched for the end of a call
-        self._num_calls = 0
-
-    def read(self, tokens: Sequence[int]) -> Sequence[ReplyPiece]:
-        if self._state == "ended":
-            return ()
-        end = next((at for at, token in enumerate(tokens) if token in self._stop), None)
-        self._text += self._decoding.add(tokens if end is None else tokens[:end])
-        pieces: list[ReplyPiece] = []
-        while self._step(pieces):
-            pass
-        if end is not None:
-            self._state = "ended"
-        return pieces
-
-    def _step(self, pieces: list[ReplyPiece]) -> bool:
-        """Advance the parser; return True while it made progress."""
-        if self._state == "start":
-            return self._start()
-        if self._state == "thought":
-            return self._until(THINK_END, "reasoning", "text", pieces)
-        if self._state == "text":
-            return self._until(OPEN if self._may_call else None, "text", "call", pieces)
-        return self._state != "ended" and self._calls(pieces)
-
-    def _start(self) -> bool:
-        text = self._text.lstrip()
-        if THINK.startswith(text) and text != THINK:  # an incomplete tag waits for its rest
-            return False
-        if text.startswith(THINK):
-            self._state, self._text = "thought", text[len(THINK) :]
-        elif self._thinking:
-            if len(text) < len(THINK_END) and THINK_END.startswith(text):
-                return False
-            self._state = "thought"
-        else:
-            self._state = "text"
-        return True
-
-    def _until(self, tag: str | None, kind: TextKind, state: str, pieces: list[ReplyPiece]) -> bool:
-        """Emit the text before a tag, except for an end that may begin the tag; without a tag, emit all text."""
-        text, ended, rest = (self._text, "", "") if tag is None else self._text.partition(tag)
-        if tag is not None and not ended:
-            waiting = overlap(text, tag)
-            text, rest = text[: len(text) - waiting], text[len(text) - waiting :]
-        self._text = rest
-        piece_text = self._stripped.add(text)
-        if piece_text:
-            pieces.append(ReplyPiece(kind=kind, text=piece_text))
-        if ended:
-            self._state, self._stripped = state, StrippedText()
-        return bool(ended)
-
-    def _calls(self, pieces: list[ReplyPiece]) -> bool:
-        """Emit a call that its closing tag, or the next call, ends; look for the next one."""
-        if self._state == "after":
-            _, opened, rest = self._text.partition(OPEN)
-            self._text = rest if opened else self._text[len(self._text) - overlap(self._text, OPEN) :]
-            self._state = "call" if opened else "after"
-            return bool(opened)
-        first = max(0, self._looked - len(CLOSE))
-        ends = [(at, tag) for tag in (CLOSE, OPEN) if (at := self._text.find(tag, first)) >= 0]
-        self._looked = len(self._text)
-        if not ends:
-            return False
-        at, tag = min(ends)
-        block, self._text, self._looked = self._text[: at + len(tag)], self._text[at + len(tag) :], 0
-        self._state = "after" if tag == CLOSE else "call"
-        call = call_in(self._num_calls, block if tag == CLOSE else block[: -len(tag)])
-        pieces.append(ReplyPiece(kind="call", call=call))
-        self._num_calls += 1
-        return True
+    def _show(self, *pieces: ReplyPiece) -> None:
+        self._pieces += pieces
+        for piece in pieces:
+            self._shown.add(piece)

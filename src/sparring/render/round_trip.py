@@ -30,7 +30,6 @@ def check_round_trip(
 
     Args:
         tools: tools that the run offers; without any, tool calls are not tried.
-        control_tokens: roles that may write control tokens before the first reply.
 
     Returns:
         The facts that were proved, one sentence each.

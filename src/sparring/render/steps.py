@@ -33,7 +33,6 @@ def step_ends(renderer: Renderer, tokens: Sequence[int], start: int, texts: Sequ
     belongs to the first.
 
     Args:
-        start: index at which the reply begins.
         texts: the reply up to the end of each step, so that each text begins with the one before it.
 
     Raises:
@@ -51,5 +50,4 @@ def step_ends(renderer: Renderer, tokens: Sequence[int], start: int, texts: Sequ
 
 
 def _spells(renderer: Renderer, tokens: Sequence[int], text: str, count: int) -> bool:
-    """Return whether the first `count` tokens spell `text`, and possibly more."""
     return renderer.decode(tokens[:count]).startswith(text)

@@ -3,12 +3,11 @@ sampled."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
 
-from sparring.render.hermes import CLOSE, OPEN, THINK, THINK_END
-
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+THINK, THINK_END = "<think>", "</think>"
 _DSML = "<｜DSML｜"
 
 
@@ -78,20 +77,6 @@ FORMAT_TAGS: Mapping[str, Tags] = {
 """Formats of the library whose replies are parsed while they are sampled."""
 
 
-class Thought(NamedTuple):
-    """Thought of a reply, as indices of its ids.
-
-    Attributes:
-        begin: first id after the opening tag.
-        end: index of the closing tag, or the length of the reply.
-        rest: first id after the closing tag; beyond the reply if no tag closes the thought.
-    """
-
-    begin: int
-    end: int
-    rest: int
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Marks:
     """Ids of a format's tags in one tokenizer; None for a tag that the format lacks or that is no single id.
@@ -129,72 +114,10 @@ class Marks:
         """Return the marks with the tags of a thought as plain text."""
         return replace(self, think=None, think_end=None)
 
-    def without_calls(self) -> Marks:
-        """Return the marks with the tags of calls as plain text, for a request without tools."""
-        tags = replace(self.tags, call=None, section=None, opens=(), middle=None, goes_on=False, spelled=())
-        undecided = tuple(beginning for beginning in self.undecided if beginning not in self.tags.undecided)
-        none: dict[str, Any] = {"head": (), "call": None, "middle": None, "call_end": None, "section_end": None}
-        return replace(self, tags=tags, opens=frozenset(), undecided=undecided, **none)
-
-    def thought(self, ids: Sequence[int], thinking: bool, decode: Callable[[Sequence[int]], str]) -> Thought | None:
-        """Return the thought of a reply, or None.
-
-        Only its own tag ends a thought: a call drafted inside belongs to the thought, and a thought that is never ended
-        takes the rest of the reply. If the prompt began the thought and the reply begins with a call, the thought is
-        empty. The `renderers` library differs: for several formats, it takes the beginning of a call for the end of an
-        open thought, as other servers do. For GLM and DeepSeek-V4 it does so even if the thought's own end follows;
-        PrimeIntellect-ai/renderers pull 80 fixed this for other formats.
-
-        Args:
-            ids: ids of the reply, without the id that ended it.
-            thinking: whether the prompt ended inside a thought.
-        """
-        if self.think is None:
-            return None
-        begin = 0
-        if not thinking:
-            if self.think not in ids:
-                return None
-            begin = ids.index(self.think) + 1
-            before = [t for t in ids[: begin - 1] if not (self.tags.thinks_again and t == self.think_end)]
-            if decode(before).strip():
-                return None
-        end = next((at for at in range(begin, len(ids)) if ids[at] == self.think_end), len(ids))
-        if thinking and end == len(ids) and self.calls_at_once(ids, decode):
-            return Thought(0, 0, 0)
-        return Thought(begin, end, end + 1)
-
-    def calls_at_once(self, ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> bool:
-        """Return whether a reply begins with a call."""
-        first = next((at for at, token in enumerate(ids) if token in self.opens), None)
-        if first is not None and not decode(ids[:first]).strip():
-            return True
-        return bool(self.tags.spelled) and decode(ids).lstrip().startswith(self.tags.spelled[0])
-
-    def calls(self, ids: Sequence[int], first: int) -> Iterator[tuple[int, int, bool]]:
-        """Yield the calls after the text: index of the first id inside the tags, index after the last, and whether the
-        closing tag is there.
-
-        Args:
-            first: index at which the text ends.
-        """
-        begin = None
-        for at in range(first, len(ids)):
-            if begin is None and ids[at] == self.call:
-                begin = at + 1
-            elif begin is not None and ids[at] == self.call_end:
-                yield begin, at, True
-                begin = None
-        if begin is not None:
-            yield begin, len(ids), False
-
 
 def around_call(name: str) -> tuple[str, str]:
     """Return the text that a format writes before and after a malformed call; empty texts for a format without known
     tags.
-
-    Args:
-        name: the library's name of the format.
     """
     tags = FORMAT_TAGS.get(name)
     if tags is None or tags.call is None:
@@ -205,12 +128,7 @@ def around_call(name: str) -> tuple[str, str]:
 
 
 def marks_of(name: str, added: Mapping[str, int], stop: Sequence[int]) -> Marks | None:
-    """Return the marks of a format; None if it has no entry in `FORMAT_TAGS`, or a tag of its calls is no single id.
-
-    Args:
-        name: the library's name of the format.
-        added: added tokens of the tokenizer, text -> id.
-    """
+    """Return the marks of a format; None if it has no entry in `FORMAT_TAGS`, or a tag of its calls is no single id."""
     tags = FORMAT_TAGS.get(name)
     if tags is None:
         return None

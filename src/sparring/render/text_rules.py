@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -44,3 +44,32 @@ class TextRules:
     @cached_property
     def _grammars(self) -> Grammars:
         return Grammars(self._tokenizer, self._stop_ids, self._renderer)
+
+
+class TokenizedFormat:
+    """Base of the renderers. Implements `Renderer` where its tokenizer alone decides.
+
+    Attributes:
+        stop_ids: ids that end a turn; the first is the one that the format writes.
+    """
+
+    tokenizer: FileTokenizer
+    stop_ids: tuple[int, ...]
+    _text_rules: TextRules
+
+    @property
+    def control_ids(self) -> Mapping[str, int]:
+        return self.tokenizer.control.ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self.tokenizer.decode(tokens)
+
+    @property
+    def longest_token(self) -> int:
+        return self.tokenizer.longest
+
+    def bytes_of(self, token: int) -> bytes:
+        return self.tokenizer.bytes_of(token)
+
+    def bind(self, request: GenerateRequest) -> GenerateRequest:
+        return self._text_rules.bind(request)

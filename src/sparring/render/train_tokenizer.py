@@ -42,7 +42,6 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, out_path: str | Path,
     fill the vocabulary up to exactly `vocab_size` ids. There is no normalisation: text survives unchanged.
 
     Args:
-        texts: training texts, rendered conversations or plain text.
         vocab_size: number of ids, including the bytes and the family's special tokens.
         out_path: folder to write into; created if missing.
         digits: maximum number of digits in one token. The family has 1; a tiny model copies numbers more reliably in

@@ -60,8 +60,6 @@ class Attempts:
         journals: source of journals. An attempt that an earlier process began is resumed.
 
     Attributes:
-        journal: journal that the next attempt plays.
-        number: number of the next attempt.
         idle: number of attempts since the last attempt that got further than those before it.
         failures: number of attempts that broke in this process.
         refused: reason why the rollout cannot be rebuilt, or empty.
@@ -88,11 +86,8 @@ class Attempts:
 
     def add_failure(self, attempt: Attempt, *, excused: bool = False) -> bool:
         """Count an attempt that the infrastructure broke, and prepare the next one. An `excused` attempt costs no
-        retry, nor does one in a fork of an earlier attempt's box: what broke it may be in what the two share.
-
-        Returns:
-            Whether there may be another one.
-        """
+        retry, nor does one in a fork of an earlier attempt's box: what broke it may be in what the two share. Return
+        whether there may be another one."""
         self.number += 1
         stale = self._resumed and isinstance(attempt.error, NotRebuildable)
         if isinstance(attempt.error, NotRebuildable):

@@ -74,11 +74,8 @@ class Breaker:
 
     @asynccontextmanager
     async def trial(self, task: str) -> AsyncIterator[Trial]:
-        """Wait until an attempt at a task may begin, and count how the attempt ends.
-
-        Raises:
-            Outage: the attempt was a probe that failed, and the outage has lasted `outage_s`.
-        """
+        """Wait until an attempt at a task may begin, and count how the attempt ends. Raises Outage if the attempt was a
+        probe that failed, and the outage has lasted `outage_s`."""
         trial = Trial(task=task, breaker=self, is_probe=await self._wait_for_probe())
         self._running += 1
         try:
@@ -192,11 +189,8 @@ class EmptySteps:
         self._rollouts = self._in_a_row = 0
 
     def add(self, group: Group) -> None:
-        """Count a group. Groups must come in admission order.
-
-        Raises:
-            Outage: this was the last of `EMPTY_STEPS` consecutive steps without a trainable rollout.
-        """
+        """Count a group. Groups must come in admission order. Raises Outage if this was the last of `EMPTY_STEPS`
+        consecutive steps without a trainable rollout."""
         self._rollouts += len(group.rollouts)
         step, place = divmod(group.index, self._groups_per_step)
         if place + 1 < self._groups_per_step:

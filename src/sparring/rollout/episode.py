@@ -74,16 +74,15 @@ class RunningEpisode:
         self.ended_by: PolicyFailure | None = None
 
     def session(self, role: str | None = None) -> Session:
-        """Return the session of a role; None is the only role of the world.
-
-        Raises:
-            BadInput: the world has no such role.
-        """
+        """Return the session of a role; None is the only role of the world. Raises BadInput if the world has no such
+        role."""
         role = self.env.check_role(role, "episode.session")
         if role not in self._turn_limits:
             if self.rewards is not None and len(self.env.roles) > 1:
-                do = "unset it: the environment scores its roles"
-                raise refusal("rollout.rewards.within_s", "an environment of one role", f"{len(self.env.roles)}", do)
+                remedy = "unset it: the environment scores its roles"
+                raise refusal(
+                    "rollout.rewards.within_s", "an environment of one role", f"{len(self.env.roles)}", remedy
+                )
             session = self._session(role)
             session.rewards = self.rewards
             self._turn_limits[role] = TurnLimit(self.env.phases, role)
@@ -110,11 +109,7 @@ class RunningEpisode:
 
     def silent(self, harness: Harness, speaks: Callable[[str], bool]) -> Outcome | None:
         """Return the outcome of an attempt in which the policy has no turn; None if it has one. See
-        `outcomes.of_silence`.
-
-        Args:
-            speaks: returns whether the policy speaks for a role.
-        """
+        `outcomes.of_silence`. `speaks`: returns whether the policy speaks for a role."""
         own = [session for role, session in self._sessions.items() if speaks(role)]
         return of_silence(own, f"harness {getattr(harness, 'name', type(harness).__name__)}", self.ended_by)
 

@@ -40,7 +40,7 @@ class EvalStore(Protocol):
         """Record all groups in one transaction."""
         ...
 
-    def groups(self, *, stage: str | None = None) -> Iterable[Group]:
+    def groups(self, *, stage: str) -> Iterable[Group]:
         """Return the groups of a stage that are not superseded."""
         ...
 
@@ -104,20 +104,20 @@ def recorded(plan: EvalPlan, store: EvalStore) -> dict[int, Finding]:
     """Return the recorded findings of an evaluation, by number of the rollout.
 
     Rollouts that the infrastructure broke are superseded, so that they run again. A rollout that a limit ended before
-    the policy's first turn is kept, because it would end in the same way.
-
-    Raises:
-        BadInput: the recorded rollouts are of other tasks.
-    """
+    the policy's first turn is kept, because it would end in the same way. Raises BadInput if the recorded rollouts are
+    of other tasks."""
     findings: dict[int, Finding] = {}
     for group in store.groups(stage=plan.stage):
         if group.index >= len(plan):
             continue
         task = plan.tasks[group.index % len(plan.tasks)]
         if digest(group.task) != digest(task):
-            expected, got = f"{task.id} as it is now", f"{group.task.id} as it was, or another task"
+            expected, recorded = f"{task.id} as it is now", f"{group.task.id} as it was, or another task"
             raise refusal(
-                f"recorded rollout {group.id}", expected, got, "evaluate under another --name, or remove the folder"
+                f"recorded rollout {group.id}",
+                expected,
+                recorded,
+                "evaluate under another --name, or remove the folder",
             )
         if group.rollouts or group.failed[-1].outcome.trainable:
             findings[group.index] = _finding(group, plan)
@@ -168,7 +168,6 @@ async def evaluate(
     finishes.
 
     Args:
-        max_concurrent_rollouts: maximum number of concurrent rollouts, at least 1.
         share: limit on concurrent rollouts alongside training; None if there is no training.
         store: store of the groups; None records nothing.
         done: called after each rollout with the number of recorded rollouts.
@@ -202,11 +201,7 @@ async def evaluate(
 
 
 def summarize(plan: EvalPlan, findings: Mapping[int, Finding], ks: Sequence[int] = ()) -> Evaluation:
-    """Return the metrics of an evaluation.
-
-    Args:
-        ks: values of k for pass@k and pass^k.
-    """
+    """Return the metrics of an evaluation. `ks`: values of k for pass@k and pass^k."""
     by_task: dict[int, list[Finding]] = defaultdict(list)
     for number, finding in sorted(findings.items()):
         by_task[number % len(plan.tasks)].append(finding)

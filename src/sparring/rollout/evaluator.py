@@ -32,7 +32,6 @@ class Evaluator:
     Args:
         plan: plan of each evaluation. The stage after step 20 is `<plan.stage>/20`.
         every: number of steps between evaluations; 0 disables them.
-        share: share of the concurrent rollouts.
         on_result: called with the step and the result.
         left_out: called with the step of a skipped evaluation and the step of the running one.
         finished: steps whose evaluation is recorded already.

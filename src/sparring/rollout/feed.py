@@ -44,11 +44,8 @@ class TaskFeed:
         self.left_out = 0
 
     async def next(self) -> Task | None:
-        """Return the next valid task, or None at the end of the source.
-
-        Raises:
-            BadInput: `MOST_LEFT_OUT` consecutive tasks are invalid.
-        """
+        """Return the next valid task, or None at the end of the source. Raises BadInput if `MOST_LEFT_OUT` consecutive
+        tasks are invalid."""
         problem = ""
         for _ in range(MOST_LEFT_OUT):
             task = await self._ask_source()
@@ -57,8 +54,8 @@ class TaskFeed:
                 return task
             self.left_out += 1
             self._report(f"a task is left out: {problem}")
-        got = f"{MOST_LEFT_OUT} in a row that cannot ({problem})"
-        raise refusal("tasks", "tasks that can be rolled out", got, "mend the source")
+        failures = f"{MOST_LEFT_OUT} in a row that cannot ({problem})"
+        raise refusal("tasks", "tasks that can be rolled out", failures, "mend the source")
 
     def observe(self, group: Group) -> None:
         """Show the source a scored group, once the source is not busy with a task."""
@@ -106,7 +103,6 @@ class TaskFeed:
 
 
 def _is_done(future: Future[Any], patience_s: float) -> bool:
-    """Wait at most some seconds for a future; return whether it is done."""
     try:
         future.exception(patience_s)
     except TimeoutError:
@@ -132,7 +128,6 @@ def problem_of(task: object) -> str:
 
 
 def _run_calls(calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> None:
-    """Run the calls of a queue until it yields None."""
     while (call := calls.get()) is not None:
         future, function = call
         with _Settling(future):

@@ -86,20 +86,17 @@ class GroupLog:
         return None if data is None else msgspec.convert(data, Admission)
 
     def check(self, index: int, admission: Admission, task: Task | None) -> Task:
-        """Return the task of group `index` if it equals the recorded one.
-
-        Raises:
-            BadInput: the source gave another task, so its data has changed.
-        """
+        """Return the task of group `index` if it equals the recorded one. Raises BadInput if the source gave another
+        task, so its data has changed."""
         if task is not None and digest(task) == admission.digest:
             return task
-        got = "the end of the tasks" if task is None else f"task {task.id}"
+        given = "the end of the tasks" if task is None else f"task {task.id}"
         files = [file for env, file in self._files.items() if task is None or env in ("", task.env)]
         contents = f"{' and '.join(files)} what they held" if len(files) > 1 else f"{''.join(files)} what it held"
         raise refusal(
             f"group {self.group_id(index)}",
             f"task {admission.task} as it was when the group began",
-            f"{got} with other contents" if task is not None and task.id == admission.task else got,
+            f"{given} with other contents" if task is not None and task.id == admission.task else given,
             f"give {contents if files else '[env] the data of'} when this run was begun, or start a new run folder",
         )
 
@@ -124,11 +121,8 @@ class GroupLog:
         await self._queue.record(self._entry("outcome", rollout_id, {"finished": encode(outcome)}))
 
     def finished(self, rollout_id: str, task: Task) -> Finished | None:
-        """Return a rollout that an earlier process finished, or None if it did not finish.
-
-        Args:
-            rollout_id: id of the rollout's first attempt.
-        """
+        """Return a rollout that an earlier process finished, or None if it did not finish. `rollout_id`: id of the
+        rollout's first attempt."""
         data = self._last(rollout_id, "outcome")
         if data is None:
             return None
@@ -162,10 +156,7 @@ class GroupLog:
 
     def train(self, step: int, groups: Sequence[str]) -> None:
         """Record the groups of a step, in order, or compare them with the recorded ones if the step is trained again.
-
-        Raises:
-            SparringError: the recorded step has other groups.
-        """
+        Raises SparringError if the recorded step has other groups."""
         name = step_name(self.stage, step)
         recorded = self._last(name, "trained")
         if self._store is None:
@@ -187,7 +178,6 @@ class GroupLog:
         return step
 
     def _last(self, name: str, kind: LogKind) -> dict[str, Any] | None:
-        """Return the data of the latest entry of a kind about an id."""
         entries = [] if self._store is None else list(self._store.entries(self.stage, name=name, kinds=(kind,)))
         return dict(entries[-1][1].data) if entries else None
 

@@ -83,7 +83,6 @@ async def _call_scorer(
 
 
 def _check_scores(answer: object, rollouts: Sequence[Rollout]) -> Sequence[Score]:
-    """Return a scorer's result if it is one score per rollout."""
     if not isinstance(answer, Sequence) or isinstance(answer, (str, bytes)):
         raise TypeError(f"expected a list of scores, got {answer!r:.80}")
     if len(answer) != len(rollouts):

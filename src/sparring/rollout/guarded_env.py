@@ -219,18 +219,15 @@ class GuardedEnv:
                 return rated(score, self._roles, trajectories)
 
     def check_role(self, role: str | None, where: str) -> str:
-        """Return the role; None is the only role of the environment.
-
-        Raises:
-            BadInput: the environment has no such role, or has several and none is given.
-        """
+        """Return the role; None is the only role of the environment. Raises BadInput if the environment has no such
+        role, or has several and none is given."""
         roles = self.roles
         if role is None and len(roles) == 1:
             return roles[0]
         if role not in roles:
             expected = f"a role of the environment ({', '.join(roles)})"
-            do = "correct the harness (rollout.harness), or add the role to the environment's roles"
-            raise refusal(where, expected, "none" if role is None else repr(role), do)
+            remedy = "correct the harness (rollout.harness), or add the role to the environment's roles"
+            raise refusal(where, expected, "none" if role is None else repr(role), remedy)
         return role
 
     def with_turns(self, score: Score, trajectories: Sequence[Trajectory]) -> Score:
@@ -279,7 +276,6 @@ class GuardedEnv:
         return getattr(self._box, "queued_s", 0.0)
 
     def _check_time(self) -> None:
-        """Raise LimitReached if the policy's own commands exceeded their time limit."""
         turn, seconds = self.phases.turns, self.policy_s
         if self.playback.timed_out(seconds > self._timeout_s, turn, seconds):
             answers = self.playback.answers.total()

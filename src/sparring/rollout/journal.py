@@ -53,7 +53,6 @@ class Journal:
     """Append-only list of the events of one attempt at a rollout.
 
     Args:
-        attempt: id of the attempt.
         number: number of the attempt that began the journal.
         store: store of the events; None keeps them in memory.
     """
@@ -175,7 +174,6 @@ class Journals:
         return list(zip(journals, reasons, strict=True)) if begun else []
 
     def _read_journal(self, attempt: str, number: int) -> Journal:
-        """Return a journal from the store, with the turns first."""
         assert self._store is not None
         journal = Journal(attempt, number, store=self._store)
         for name in self._store.trajectories(attempt):
@@ -242,12 +240,12 @@ class Playback:
             await asyncio.sleep(0)  # concurrent requests must all arrive before one is answered
         while self.num_left:
             self.check()
-            left = self.turns(role).replies
-            if left and (left[0].prompt, left[0].sampling.seed) == (prompt, sampling.seed):
-                return self._next_reply(role, left, sampling)
+            replies = self.turns(role).replies
+            if replies and (replies[0].prompt, replies[0].sampling.seed) == (prompt, sampling.seed):
+                return self._next_reply(role, replies, sampling)
             if self._in_line and role in self._turns:  # another role may have asked before, and was not answered yet
-                self.differ(f"{role}: a request is not the recorded one, {_count_left(left)}")
-            await self._wait(role, left)
+                self.differ(f"{role}: a request is not the recorded one, {_count_left(replies)}")
+            await self._wait(role, replies)
         self.check()
         return None
 
@@ -317,11 +315,8 @@ class Playback:
         return exceeded
 
     def end(self) -> None:
-        """Check that the whole journal was played.
-
-        Raises:
-            NotRebuildable: the attempt differs from its journal, or ended before the journal's end.
-        """
+        """Check that the whole journal was played. Raises NotRebuildable if the attempt differs from its journal, or
+        ended before the journal's end."""
         self.check()
         if not self.is_rebuild:
             return

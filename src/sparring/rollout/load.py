@@ -1,5 +1,4 @@
-"""Concurrency limits: of training's rollouts, of the rollouts of an evaluation alongside training, and of boxes that
-start at once.
+"""Concurrency limits of training's rollouts, and of the rollouts of an evaluation alongside training.
 
 The limit for training's rollouts follows the engine's load. When the conversations do not fit into the KV cache
 together, the engine evicts some and must compute their keys and values again. Then the limit is cut by a factor.
@@ -10,9 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-
-from sparring.protocols import Boxes, Sandbox
-from sparring.types import BoxSpec
 
 CUT = 0.85
 """Factor on the limit after an overload."""
@@ -137,28 +133,3 @@ class EvalShare:
 
     async def __aexit__(self, *raised: object) -> None:
         self._limiter.release()
-
-
-class CappedBoxes:
-    """Pool of boxes that limits how many start at once. Implements `protocols.Boxes`.
-
-    Args:
-        most: maximum number of boxes that start at once, at least 1.
-
-    Attributes:
-        pool: makes the boxes, uncapped.
-        starts: limiter of the boxes that start, first come first served.
-    """
-
-    def __init__(self, pool: Boxes, most: int) -> None:
-        self.pool = pool
-        self.starts = asyncio.Semaphore(most)
-
-    async def take(self, spec: BoxSpec) -> Sandbox:
-        """Start a box when fewer than `most` boxes are starting."""
-        async with self.starts:
-            return await self.pool.take(spec)
-
-    async def close(self) -> None:
-        """Close every box."""
-        await self.pool.close()

@@ -88,7 +88,6 @@ def shortfalls(group: Group, max_context: int | None = None) -> Shares:
     the record.
 
     Args:
-        group: scored group, or a group of an evaluation.
         max_context: maximum number of tokens as in `measure`; without it, no share of the context length is returned,
             and all replies that were cut count as cut by a limit.
     """

@@ -143,11 +143,7 @@ class Wait:
 
 class Waits:
     """Running phases of all rollouts of one runner. All phases of one kind have the same limit, so one timer per kind,
-    for the oldest, is enough.
-
-    Args:
-        config: `[rollout]` section with the limits.
-    """
+    for the oldest, is enough."""
 
     def __init__(self, config: RolloutConfig) -> None:
         self._limits: dict[Phase, float] = {
@@ -214,7 +210,6 @@ class Phases:
 
     Args:
         waits: running phases of the runner, and their limits.
-        recorded: called with each limit that was hit.
 
     Attributes:
         struck: error of the first limit that was hit; None if none was. The harness cannot continue after it.
@@ -290,11 +285,8 @@ class TurnLimit(SessionLayer):
 
     async def reply(self, request: ReplyRequest, below: Reply) -> ReplyStream:
         """Yield the reply of the layer below, within the limit. The consumer's time between two pieces counts, but the
-        consumer is not interrupted: the error is raised when it requests the next piece.
-
-        Raises:
-            EngineError: the reply took too long.
-        """
+        consumer is not interrupted: the error is raised when it requests the next piece. Raises EngineError if the
+        reply took too long."""
         reply: SampledReply | None = None
         try:
             with self._phases.within("turn", self._detail) as wait:

@@ -35,7 +35,6 @@ from sparring.rollout.config import RolloutConfig
 from sparring.rollout.episode import RunningEpisode, SessionRecorder
 from sparring.rollout.guarded_env import GuardedEnv
 from sparring.rollout.journal import Journal, Journals, Playback
-from sparring.rollout.load import CappedBoxes
 from sparring.rollout.metrics import HarnessEnds
 from sparring.rollout.outcomes import ANSWERED, CANCELLED, MALFORMED, broken_by, ended_as, is_about, outcome_at
 from sparring.rollout.phases import Phases, Waits
@@ -70,12 +69,12 @@ class Player:
     result while the environment is open.
 
     Attributes:
-        boxes: pool of boxes, for tasks with a `box`. With `CappedBoxes`, an attempt that waits for other boxes to start
-            is in the phase `box queue`, which has no limit.
+        boxes: pool of boxes, for tasks with a `box`.
         recorder: opener of sessions, which are answered by the journal, then by an engine.
         config: limits and retries.
         executors: makes the executor of an environment, with `shared` from the factory. With `InlineExecutor`, an
             environment that blocks also blocks the event loop.
+        box_starts: places for boxes that start; an attempt without one is in the phase `box queue`. None: no limit.
         log: journals of the attempts. With a store, rollouts that an earlier process began are resumed.
         close_failures: latest errors of closing environments and boxes; they change no outcome.
         abandoned: number of environments whose code continued after it was cancelled.
@@ -88,6 +87,7 @@ class Player:
     config: RolloutConfig
     _: KW_ONLY
     executors: Callable[..., Executor] = InlineExecutor
+    box_starts: asyncio.Semaphore | None = None
     log: Journals = field(default_factory=Journals)
     report: Callable[[str], None] = lambda sentence: None
 
@@ -194,7 +194,7 @@ class Player:
 
         try:
             await self._open(episode)
-            outcome = await self._run_to_outcome(episode)
+            outcome = await self._run_harness(episode)
             episode.env.playback.end()
             silent = episode.silent(self.harness, self.config.speaks) if outcome.trainable else None
             attempt = finish(silent or outcome)
@@ -221,7 +221,6 @@ class Player:
         await episode.env.make()
 
     async def _close(self, episode: RunningEpisode) -> None:
-        """Close the episode. Failures to close change no outcome."""
         self.close_failures.extend(await episode.close())
         self.abandoned += episode.env.abandoned
         self._stalls.reset()
@@ -236,19 +235,16 @@ class Player:
         spec = self._box_of(episode)
         if spec is None:
             return
-        phases, boxes = episode.env.phases, self.boxes
-        pool, starts = (boxes.pool, boxes.starts) if isinstance(boxes, CappedBoxes) else (boxes, None)
-        if starts is not None:
-            with phases.within("box queue"):
-                await starts.acquire()
+        phases, starts = episode.env.phases, self.box_starts or asyncio.Semaphore()
+        with phases.within("box queue"):
+            await starts.acquire()
         try:
             with phases.within("box"):
-                episode.box = await episode.env.preparation.take(pool, spec)
+                episode.box = await episode.env.preparation.take(self.boxes, spec)
         except BadInput as error:
             raise TaskError(str(error)) from error
         finally:
-            if starts is not None:
-                starts.release()
+            starts.release()
 
     def _box_of(self, episode: RunningEpisode) -> BoxSpec | None:
         """Return the spec of an episode's box: the task's, extended by a harness that runs a program; None if it needs
@@ -257,55 +253,37 @@ class Player:
             return episode.task.box
         return self._widens(episode.task, tools=bool(episode.env.tools))
 
-    async def _run_to_outcome(self, episode: RunningEpisode) -> Outcome:
-        """Run the harness and return its outcome.
-
-        Raises:
-            InfraError: the infrastructure broke the attempt. A time limit that was hit, or an unanswered request, is
-                raised even if the harness ended normally.
-        """
-        phases = episode.env.phases
+    async def _run_harness(self, episode: RunningEpisode) -> Outcome:
+        """Run the harness and return its outcome. Raises InfraError if the infrastructure broke the attempt. A time
+        limit that was hit, or an unanswered request, is raised even if the harness ended normally."""
+        phases, outcome = episode.env.phases, ANSWERED
         try:
-            outcome = await self._run_harness(episode)
+            with phases.within("harness"), boundary(HarnessError, "harness"):
+                await InlineExecutor().run(self.harness.run, episode)
+        except PolicyFailure as ended:
+            episode.ended_by = ended
+            outcome = outcome_at(ended) if isinstance(ended, LimitReached) else MALFORMED
         except HarnessError as error:  # a client wraps the error of its request
-            raise phases.struck or episode.failure or error from None
+            if episode.limit is None:
+                raise phases.struck or episode.failure or error from None
+            if not is_about(error, episode.limit):
+                episode.note("harness", {"error": str(error)})
+            outcome = outcome_at(episode.limit)
         except InfraError as error:
             raise phases.struck or error from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise  # the caller cancelled the attempt, not the session
+            outcome = CANCELLED
         failure = phases.struck or episode.failure
         if failure is not None:
             raise failure
         return outcome
 
-    async def _run_harness(self, episode: RunningEpisode) -> Outcome:
-        try:
-            with episode.env.phases.within("harness"), boundary(HarnessError, "harness"):
-                await InlineExecutor().run(self.harness.run, episode)
-        except LimitReached as limit:
-            episode.ended_by = limit
-            return outcome_at(limit)
-        except HarnessError as error:
-            if episode.limit is None:
-                raise
-            if not is_about(error, episode.limit):
-                episode.note("harness", {"error": str(error)})
-            return outcome_at(episode.limit)
-        except PolicyFailure as failure:
-            episode.ended_by = failure
-            return MALFORMED
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise  # the caller cancelled the attempt, not the session
-            return CANCELLED
-        return ANSWERED
-
     async def _score(self, episode: RunningEpisode, rollout: Rollout) -> Score:
         """Return the environment's score. If its judge fails, the same conversation is scored again. The reward is None
-        if the environment leaves it to a second scoring pass.
-
-        Raises:
-            JudgeError: the judge failed in all retries.
-        """
+        if the environment leaves it to a second scoring pass. Raises JudgeError if the judge failed in all retries."""
         for retry in range(self.config.retries.rebuilds + 1):
             if retry:
                 await asyncio.sleep(retry_pause_s(self.config.retries.delay_s, retry, "score", rollout.id))

@@ -151,7 +151,7 @@ class Resampling:
     def __init__(self, engine: Engine, renderer: Renderer) -> None:
         self._engine, self._renderer = engine, renderer
         self._by_version: defaultdict[int, list[tuple[int, RecordedTurn]]] = defaultdict(list)
-        self._held: list[_HeldTurn] = []
+        self._waiting: list[_WaitingTurn] = []
         self._added = 0
         self._differences: dict[int, Difference] = {}  # by the order of the turns
         self.turns = self.tokens = self.across = self.crowded = 0
@@ -189,31 +189,31 @@ class Resampling:
         await asyncio.gather(*(work() for _ in range(AT_ONCE)))
         for order, turn in turns:
             if len(turn.versions) > 1:
-                held = _HeldTurn(turn)
-                held.task = asyncio.get_running_loop().create_task(self._sample(order, held))
-                self._held.append(held)
-        await asyncio.gather(*(held.reach(version) for held in self._held))
-        self._held = [held for held in self._held if not held.task.done()]
+                waiting = _WaitingTurn(turn)
+                waiting.task = asyncio.get_running_loop().create_task(self._sample(order, waiting))
+                self._waiting.append(waiting)
+        await asyncio.gather(*(waiting.reach(version) for waiting in self._waiting))
+        self._waiting = [waiting for waiting in self._waiting if not waiting.task.done()]
 
     def stop(self) -> None:
         """Cancel the turns that the engine holds. Safe to call twice."""
-        for held in self._held:
-            held.task.cancel()
+        for waiting in self._waiting:
+            waiting.task.cancel()
 
-    async def _sample(self, order: int, held: _HeldTurn) -> None:
+    async def _sample(self, order: int, waiting: _WaitingTurn) -> None:
         """Sample a turn of several versions, and count its tokens as they arrive."""
-        request = self._renderer.bind(held.turn.request())
+        request = self._renderer.bind(waiting.turn.request())
         stream = cast(AsyncGenerator[Delta | Completion], self._engine.stream(request))
         try:
             async with aclosing(stream) as pieces:
                 async for piece in pieces:
                     if isinstance(piece, Completion):
-                        self._compare(order, held.turn, piece)
+                        self._compare(order, waiting.turn, piece)
                     else:
-                        held.tokens += len(piece.tokens)
-                        held.grew.set()
+                        waiting.tokens += len(piece.tokens)
+                        waiting.grew.set()
         finally:
-            held.grew.set()
+            waiting.grew.set()
 
     def _compare(self, order: int, turn: RecordedTurn, again: Completion) -> None:
         self.turns, self.tokens = self.turns + 1, self.tokens + len(turn.segment.tokens)
@@ -224,7 +224,7 @@ class Resampling:
             self._differences[order] = difference
 
 
-class _HeldTurn:
+class _WaitingTurn:
     """Turn of several versions that the engine holds, with the task that samples it."""
 
     task: asyncio.Task[None]

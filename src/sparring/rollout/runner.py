@@ -81,35 +81,16 @@ class RolloutRunner(Player):
         calls = WorldCalls(self._successes[task.env])
         attempts = Attempts(rollout_id, request.rollout, self.config.retries.rebuilds, calls, self.log)
         self._metrics.add("rollout/started_over", 0, "sum")
-        return await self._play_attempts(rollout_id, request, attempts)
-
-    async def attempt(self, task: Task, *, rollout_id: str, index: int, seed: int) -> Attempt:
-        """Run a task once. The arguments are as in `run`."""
-        request = RolloutRequest(task=self._with_limits(task), index=index, seed=seed)
-        return await self.play(request, self.log.new(rollout_id), 0, WorldCalls(self._successes[task.env]))
-
-    def metrics(self) -> dict[str, float]:
-        """Return the metrics of rollouts since the last call."""
-        return self._metrics.take()
-
-    async def _play_attempts(self, rollout_id: str, request: RolloutRequest, attempts: Attempts) -> Finished:
-        """Play attempts until one comes to an outcome, or no retry is left."""
-        task, again = request.task, True
-        breaker, environment = self.breakers.of(task.env), self._places.get(task.env) or nullcontext()
+        breaker, environment, again = self.breakers.of(task.env), self._places.get(task.env) or nullcontext(), True
         while again:
             if attempts.failures:
                 await asyncio.sleep(retry_pause_s(self.config.retries.delay_s, attempts.idle + 1, rollout_id))
             async with environment, breaker.trial(task.id) as trial:
-                attempts.calls.answered = trial.answered
-                number, calls, prepared = attempts.number, attempts.calls, attempts.prepared
-                attempt = await self.play(request, attempts.journal, number, calls, prepared)
+                calls.answered = trial.answered
+                attempt = await self.play(request, attempts.journal, attempts.number, calls, attempts.prepared)
                 trial.error = None if isinstance(attempt.error, NotRebuildable) else attempt.error
                 trial.broken = attempt.broken_call
-            self._metrics.add("rollout/rebuilt", int(attempt.is_rebuild and attempt.caught_up), "sum")
-            if attempt.is_fork:
-                self._metrics.add("rollout/from_snapshot", 1, "sum")
-            if isinstance(attempt.error, WorkerLost):
-                self._metrics.add("rollout/workers_lost", 1, "sum")
+            self._count(attempt)
             final = self._finish(attempt, attempts)
             if final is not None:
                 return final
@@ -121,6 +102,22 @@ class RolloutRunner(Player):
                 self.log.start_over(rollout_id, attempts.journal, attempts.refused)
         last, broken = attempts.give_up()
         return Finished(rollout=last, score=None, broken=broken)
+
+    async def attempt(self, task: Task, *, rollout_id: str, index: int, seed: int) -> Attempt:
+        """Run a task once. The arguments are as in `run`."""
+        request = RolloutRequest(task=self._with_limits(task), index=index, seed=seed)
+        return await self.play(request, self.log.new(rollout_id), 0, WorldCalls(self._successes[task.env]))
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of rollouts since the last call."""
+        return self._metrics.take()
+
+    def _count(self, attempt: Attempt) -> None:
+        self._metrics.add("rollout/rebuilt", int(attempt.is_rebuild and attempt.caught_up), "sum")
+        if attempt.is_fork:
+            self._metrics.add("rollout/from_snapshot", 1, "sum")
+        if isinstance(attempt.error, WorkerLost):
+            self._metrics.add("rollout/workers_lost", 1, "sum")
 
     def _finish(self, attempt: Attempt, attempts: Attempts) -> Finished | None:
         """Return the finished rollout of an attempt; None if the infrastructure broke the attempt. A failure of the

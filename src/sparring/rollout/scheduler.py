@@ -134,11 +134,7 @@ class Scheduler:
 
     def state(self, step: int) -> dict[str, Any]:
         """Return the state that a resume after `step` steps needs: the state before the first group of the next step
-        was admitted.
-
-        Raises:
-            ValueError: `step` is not the last released step, so its state is unknown.
-        """
+        was admitted. Raises ValueError if `step` is not the last released step, so its state is unknown."""
         first = step * self._window.groups_per_step
         if first == self._window.next_index or self._end_index is not None and first > self._end_index:
             return self._snapshot(first)
@@ -158,7 +154,6 @@ class Scheduler:
         self._trained_steps = trained_steps
 
     def _snapshot(self, first_group: int) -> dict[str, Any]:
-        """Return the state before group `first_group` is admitted."""
         return {
             "step": first_group // self._window.groups_per_step,
             "first_group": first_group if self._end_index is None else min(first_group, self._end_index),
@@ -223,11 +218,7 @@ class Scheduler:
 
     async def _resume_group(self, index: int, admission: Admission, task: Task | None) -> None:
         """Admit a group that an earlier process admitted. A recorded group is yielded without changes; of an unfinished
-        group, the unfinished rollouts are started.
-
-        Raises:
-            BadInput: the source gave another task.
-        """
+        group, the unfinished rollouts are started. Raises BadInput if the source gave another task."""
         task = self._log.check(index, admission, task)
         group = self._log.group(index)
         if group is not None:
@@ -299,14 +290,12 @@ class Scheduler:
         return rollout_seed(self._run_seed, purpose, task, place, self._log.group_id(index))
 
     async def _group(self, task: Task, index: int, version: int, rollouts: Sequence[asyncio.Future[Finished]]) -> Group:
-        """Return the scored and recorded group when its last rollout has ended."""
         group = await self._score_group(task, index, version, await asyncio.gather(*rollouts))
         await self._log.append(group)
         compact(group)
         return group
 
     async def _score_group(self, task: Task, index: int, version: int, finished: Sequence[Finished]) -> Group:
-        """Return the group of finished rollouts after the second scoring pass."""
         kept = [(f.rollout, f.score) for f in finished if f.score is not None]
         scores: Sequence[Score] = [score for _, score in kept]
         failed = [r for f in finished for r in (*f.broken, *([f.rollout] if f.score is None else []))]

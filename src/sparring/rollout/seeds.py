@@ -17,7 +17,6 @@ def rollout_seed(run_seed: int, purpose: Purpose, task: Task, index: int, group:
     and need the same random numbers each time, so they pass no group.
 
     Args:
-        run_seed: `[run] seed`.
         index: place of the rollout in its group, or number of the sample of this task, from 0.
         group: id of the group: stage and admission index (`rl/12`). None in evaluation.
     """

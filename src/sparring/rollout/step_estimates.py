@@ -39,7 +39,6 @@ class AdmittedRollouts:
 
     Attributes:
         survival: estimated probability of surviving each stage, from the step's rollouts.
-        counts: counts of rollouts, by environment and by the stages that they went through.
         trained: number of rollouts that can be trained, by domain.
         lost: number of lost rollouts, by domain.
     """

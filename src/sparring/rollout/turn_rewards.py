@@ -141,9 +141,9 @@ def with_turns(
             earned[number] += reward
             if stood[number] is None:
                 stood[number] = answers[place - 1].observation.state_key
-        left = _next_agent_turn(trajectory.turns, numbers)
-        if not several and left is not None:
-            stood[left] = answers[-1].observation.state_key
+        unmatched = _next_agent_turn(trajectory.turns, numbers)
+        if not several and unmatched is not None:
+            stood[unmatched] = answers[-1].observation.state_key
         rewards[trajectory.role], states[trajectory.role] = tuple(earned), tuple(stood)
     if several:
         score = replace(score, per_role_turns=rewards) if rewarded else score
@@ -162,15 +162,15 @@ def _next_agent_turn(turns: Sequence[Segment], numbers: Sequence[int | None]) ->
 def _match_calls(wanted: Sequence[ToolCall], calls: Sequence[ToolCall]) -> list[ToolCall] | None:
     """Return those calls of a turn that match the calls of a reply, one for each, by id or else by name and arguments;
     None if a call has no match."""
-    left, taken = list(calls), []
+    rest, taken = list(calls), []
     for call in wanted:
-        named = [other for other in left if stands_for(other.name or "", call.name or "")]
+        named = [other for other in rest if stands_for(other.name or "", call.name or "")]
         named.sort(key=lambda other: other.name != call.name)  # an equal name before one that only ends with it
         equal = [o for o in named if o.id == call.id] or [o for o in named if _arguments(o) == _arguments(call)]
         equal = equal or [o for o in named if _has_more_arguments(o, call) or _has_more_arguments(call, o)]
         if not equal:
             return None
-        left.remove(equal[0])
+        rest.remove(equal[0])
         taken.append(equal[0])
     return taken
 
@@ -190,10 +190,10 @@ def _arguments(call: ToolCall) -> bytes:
 
 def _no_turn_error(trajectory: Trajectory, answer: WorldAnswer, number: int) -> HarnessError:
     what = "a state" if not answer.observation.reward else f"the reward {answer.observation.reward:g}"
-    shown = "; ".join(f"{at} {_excerpt(turn.message)}" for at, turn in enumerate(trajectory.turns))
+    turns = "; ".join(f"{at} {_excerpt(turn.message)}" for at, turn in enumerate(trajectory.turns))
     return HarnessError(
         f"rollout {trajectory.id}: expected env.step to be given replies of {trajectory.role}, as its turns say them "
-        f"({shown[:1000]}), got {_excerpt(answer.reply)} in call {number}, which earned {what}; pass a reply on as the "
+        f"({turns[:1000]}), got {_excerpt(answer.reply)} in call {number}, which earned {what}; pass a reply on as the "
         "session returned it, or name it (env.step(..., of=reply)), or let the environment score its turns "
         "(Score.per_turn, states)"
     )

@@ -61,22 +61,16 @@ class Window:
 
     def release(self, step: int) -> None:
         """Admit the groups that may start on the weights of `step` (counted from 1), which the engine now serves. A
-        second call for the same step, by a second model, has no effect.
-
-        Raises:
-            ValueError: a step was left out, or came out of order.
-        """
+        second call for the same step, by a second model, has no effect. Raises ValueError if a step was left out, or
+        came out of order."""
         if step not in (self._released, self._released + 1):
             raise ValueError(f"step {step} cannot be released after step {self._released}")
         self._released = step
         self._opened.set()
 
     def resume(self, at_step: int) -> None:
-        """Set the window to its state after `at_step` steps: the next group is the first of the following step.
-
-        Raises:
-            ValueError: a group was admitted already.
-        """
+        """Set the window to its state after `at_step` steps: the next group is the first of the following step. Raises
+        ValueError if a group was admitted already."""
         if self._next != self._released * self.groups_per_step:
             raise ValueError("a window can only be resumed before its first admission")
         self._released = at_step
@@ -113,7 +107,6 @@ def check_window(
     The proof needs at least one place, finite limits, and an engine that one rollout fits into; these are checked.
 
     Args:
-        groups_per_step: `[rl] groups_per_step`.
         engine_tokens: number of tokens that the engine's cache holds; None if it has no bound.
         rollout_tokens: longest context of one rollout; None if it is not known yet.
 

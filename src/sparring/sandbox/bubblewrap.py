@@ -29,7 +29,7 @@ from sparring.types import BoxSpec
 
 class BubblewrapBoxes:
     """Pool of boxes for one event loop. Servers start with the first command, so creating a pool costs nothing.
-    Implements `Boxes`.
+    Implements `Boxes`. Implements `BoxPool`.
 
     Args:
         config: `[sandbox]`.
@@ -51,7 +51,7 @@ class BubblewrapBoxes:
         self._config = config
         self.runs_programs = mounts is not None
         self._mounts = mounts
-        self.shown = list(outermost(mounts or {}))
+        self.program_paths = list(outermost(mounts or {}))
         self.image_of = image_of or partial(stored_image, user=config.user)
         self._servers: dict[tuple[object, ...], list[Server]] = {}
         self._num_servers = config.servers or cpus
@@ -67,8 +67,8 @@ class BubblewrapBoxes:
         """Return a new box, which the caller closes. Its first command starts its processes.
 
         Raises:
-            BadInput: there is no such image, the spec asks for a network, which
-                these boxes lack, or this process may open too few files.
+            BadInput: there is no such image, the spec asks for a network, which these boxes lack, or this process may
+                open too few files.
             SandboxError: the pool is closed.
         """
         if spec.network:
@@ -85,17 +85,6 @@ class BubblewrapBoxes:
     def made(
         self, spec: BoxSpec, root: Root, joined: tuple[int, ...] = (), below: LayeredSnapshot | None = None
     ) -> BubblewrapBox:
-        """Return a box of the next server.
-
-        Args:
-            spec: limits of the box.
-            root: root of the box.
-            joined: pipe ends for its first command; the box closes them.
-            below: snapshot that the box is a fork of.
-
-        Raises:
-            SandboxError: the pool is closed.
-        """
         if self._closed:
             raise SandboxError("sandbox: the pool is closed")
         kind = (root.kind == "host", *root.folders)

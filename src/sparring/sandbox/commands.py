@@ -52,7 +52,7 @@ class Pool(Protocol):
     """Pool as its boxes see it: a slot for each command, and the seconds that an answer may be late."""
 
     runs_programs: bool
-    shown: list[str]
+    program_paths: list[str]
     slots: asyncio.Semaphore
     groups: BoxGroups
     grace_s: float
@@ -62,10 +62,6 @@ class BoxCommands:
     """Commands of a box, over one connection that opens with the first.
 
     Args:
-        pool: its pool.
-        spec: its spec.
-        root: its root.
-        server: fork server that starts it.
         joined: pipe ends for its first command, which it closes.
         below: snapshot that it is a fork of.
 
@@ -278,8 +274,7 @@ class BoxCommands:
         return self._end_reason
 
     def cancel(self) -> None:
-        """End the commands that run, but not what was started to live on; their results are those of killed
-        commands."""
+        """End the commands that run, but not what was started to live on; they end as killed commands do."""
         if self._connection is not None:
             self._connection.send({"id": 0, "op": "end"})
 

@@ -95,7 +95,6 @@ class BoxConnection:
     """Socket of one box. Frames that nobody waits for any more, late or twice, are dropped.
 
     Args:
-        link: the socket.
         on_end: called once with the reason when the box has ended or says that it is broken; returns it in full.
         on_told: called with what is told of each command's end; returns it in full.
         is_used: returns whether a command of the policy may be why something fails.

@@ -115,7 +115,7 @@ def _groups() -> list[Enforcement]:
             Enforcement("memory", True, f"{how}: 1.25 x memory_bytes + 32 MB, and the box's files"),
             Enforcement("shares of the processors", True, f"{how}: one share a box"),
         ]
-    do = "run as root, or in a group of yours: systemd-run --user --scope -p Delegate=yes COMMAND"
+    remedy = "run as root, or in a group of yours: systemd-run --user --scope -p Delegate=yes COMMAND"
     autogroup = Path("/proc/sys/kernel/sched_autogroup_enabled")
     by_session = autogroup.is_file() and autogroup.read_text().strip() == "1"
     fair = Enforcement("shares of the processors", True, "one share a session, and no new sessions in plain boxes")
@@ -126,7 +126,7 @@ def _groups() -> list[Enforcement]:
             False,
             f"pages of processes, counted every 20 ms ({failure})",
             "buffers of sockets (200 KB each, 256 files a process), shared memory that nothing maps and processes "
-            f"whose first thread has ended are not held: up to gigabytes a box; do: {do}",
+            f"whose first thread has ended are not held: up to gigabytes a box; do: {remedy}",
         ),
         fair if by_session else Enforcement("shares of the processors", False, "one share a process", slow),
     ]
@@ -162,8 +162,8 @@ def _store(user: int) -> Enforcement:
     folder = store_folder(user)
     place = next(path for path in (folder / "layers", *folder.parents) if path.is_dir())
     if (closed := unreadable_part(place, user)) is not None:
-        how, do = f"{folder}: user {user} cannot enter {closed}", f"chmod o+x {closed}, or set XDG_CACHE_HOME"
-        return Enforcement("store of images", False, how, f"no images; do: {do}")
+        how, remedy = f"{folder}: user {user} cannot enter {closed}", f"chmod o+x {closed}, or set XDG_CACHE_HOME"
+        return Enforcement("store of images", False, how, f"no images; do: {remedy}")
     if not os.access(place, os.W_OK):
         return Enforcement(
             "store of images", False, f"{folder} cannot be written", "no new images; do: set XDG_CACHE_HOME"

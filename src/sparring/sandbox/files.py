@@ -22,30 +22,12 @@ BOUNDS = {"timeout": FILE_TIMEOUT_S, "output": 0}
 
 
 class FileAccess:
-    """Files of a box. No new command begins while its caller reads or writes one.
-
-    Args:
-        commands: commands of the box.
-    """
+    """Files of a box. No new command begins while its caller reads or writes one. Implements `Sandbox` for files."""
 
     def __init__(self, commands: BoxCommands) -> None:
         self._commands = commands
 
     async def read(self, path: str, most_bytes: int = MOST_BYTES) -> bytes:
-        """Return a file of the box; relative paths start at the working folder. Only regular files are read, without
-        waiting. No new command begins meanwhile.
-
-        Args:
-            path: path of the file.
-            most_bytes: maximum size of the file.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            SpoiltFile: the box is in the policy's hands, and at the path is nothing, something else (a pipe, a folder),
-                a larger file, or one that cannot be read.
-            OSError: error of open(2) in any other box.
-            SandboxError: the box failed.
-        """
         return await self._gather({"op": "read", "path": path}, most_bytes)
 
     async def read_plain(self, path: str, most_bytes: int) -> bytes:
@@ -54,67 +36,26 @@ class FileAccess:
         return await self._gather({"op": "read", "path": path, "plain": True}, most_bytes)
 
     async def remove(self, path: str) -> None:
-        """Remove a file, if it is there.
-
-        Raises:
-            Exception: as `write`.
-        """
+        """Remove a file, if it is there."""
         await self._put({"op": "remove", "path": path})
 
     async def entries(self, path: str = ".") -> Mapping[str, EntryKind]:
-        """Return the kind of each entry of a folder, without following links. Names that are not UTF-8 are as in
-        `os.listdir`.
-
-        Raises:
-            FileNotFoundError: there is no such folder.
-            SpoiltFile: a command of this box left something else at the path, made it unreadable, or left more names
-                than fit into `MOST_BYTES`.
-            OSError: error of scandir(2) in a box where no command has run.
-            SandboxError: the box failed.
-        """
         body = await self._gather({"op": "list", "path": path}, MOST_BYTES)
         pairs = (entry.partition(b" ") for entry in body.split(b"\0")[:-1])
         return {os.fsdecode(name): cast(EntryKind, kind.decode()) for kind, _, name in pairs}
 
     async def write(self, path: str, data: bytes) -> None:
-        """Write a file of the box and create its folders. The file appears once it is complete; until then, and after a
-        failure, the old content stays.
-
-        Raises:
-            SpoiltFile: a command of this box prevents it: the path is not a file, a folder cannot be written, or the
-                disk is full.
-            OSError: error that no command can have caused: a read-only place, or no command has run.
-            SandboxError: the box failed.
-        """
         check_bytes("write", data)
         await self._put({"op": "write", "path": path, "size": len(data)}, data)
 
     async def upload(self, tree: Mapping[str, TreeEntry | bytes], path: str = ".") -> None:
-        """Write a tree below a folder, which is made. A file that was there keeps its mode if the new one is not
-        executable; each file appears whole.
-
-        Raises:
-            BadInput: a path that leads out of the tree.
-            SpoiltFile: a command of this box is in the way.
-            OSError: as for `write`.
-            SandboxError: the box failed.
-        """
         await self._put({"op": "unpack", "path": path}, packed(tree))
 
     async def download(self, path: str = ".", most_bytes: int = MOST_BYTES) -> Mapping[str, TreeEntry]:
-        """Return the tree below a folder, by the paths in it; links are not followed. Of `/proc`, and of what is shown
-        read-only in the tree, such as an agent program's files, only the folder's name is there.
-
-        Raises:
-            FileNotFoundError: there is no such folder.
-            SpoiltFile: a command of this box left more than `most_bytes`, with names, or made something unreadable.
-            OSError: error in a box where no command has run.
-            SandboxError: the box failed.
-        """
         return unpacked(await self._gather({"op": "pack", "path": path}, most_bytes))
 
     async def _put(self, request: dict[str, Any], data: bytes = b"") -> None:
-        """Have a file operation done that writes."""
+        """Ask the box for a file operation that writes, and wait for it."""
         check_text("path", request["path"])
         async with self._commands.turn:
             await self._commands.told({**request, **BOUNDS}, data)

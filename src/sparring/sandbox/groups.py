@@ -89,12 +89,7 @@ def hierarchy_of_this_process() -> Hierarchy | None:
 
 
 class BoxGroup:
-    """Group of one box.
-
-    Args:
-        version: version of control groups.
-        folders: its folders, in the order of `Hierarchy.folders`.
-    """
+    """Group of one box."""
 
     def __init__(self, version: int, folders: Sequence[Path]) -> None:
         self._version = version
@@ -132,11 +127,6 @@ class BoxGroup:
         has_grown, self._seen = count > self._seen, count
         return has_grown
 
-    def held_bytes(self) -> int:
-        """Return the memory that the kernel holds for the group."""
-        name = "memory.usage_in_bytes" if self._version == 1 else "memory.current"
-        return int((self.folders[0] / name).read_text())
-
     def remove(self) -> bool:
         """Remove the group. Return False if a process of it is still ending."""
         return all([_remove(folder) for folder in self.folders])
@@ -144,9 +134,6 @@ class BoxGroup:
 
 class BoxGroups:
     """Groups of the boxes of one pool. Without a hierarchy it makes none.
-
-    Args:
-        hierarchy: where they lie.
 
     Attributes:
         folders: folders of its groups; none before the first.

@@ -37,13 +37,7 @@ class NoShell(SandboxError):
 
 
 class BoxHandle:
-    """Command of a box that lives on.
-
-    Args:
-        commands: commands of its box.
-        connection: connection of the box.
-        call: the command.
-    """
+    """Command of a box that lives on."""
 
     def __init__(self, commands: BoxCommands, connection: BoxConnection, call: Call) -> None:
         self._commands, self._connection, self._call = commands, connection, call
@@ -79,7 +73,6 @@ class BoxProcess(BoxHandle):
     pump: Pump | None = None
 
     async def output(self) -> ExecResult:
-        """Return head and tail of what it has written so far; `end` is "running" while it runs."""
         if self._call.told.done():
             return result_of(self._call.told.result())
         look = asyncio.get_running_loop().create_future()
@@ -88,20 +81,9 @@ class BoxProcess(BoxHandle):
         return result_of(await self._commands.soon(look))
 
     async def write(self, data: bytes | str, *, ends: bool = False) -> None:
-        """Write to its standard input as fast as it reads; `ends` closes it.
-
-        Raises:
-            SpoiltFile: it reads nothing for as long as a command of the box may take (TimeoutError).
-        """
         await self._feed(as_bytes(data), ends=ends)
 
     async def wait(self, timeout_s: float | None = None) -> ExecResult:
-        """Return its result when it has ended, or its output so far after `timeout_s` seconds.
-
-        Raises:
-            SandboxError: the box failed.
-            Exception: exception of `on_output`, which has ended the process.
-        """
         waits: list[asyncio.Future[Any]] = [self._call.told]
         if self.pump is not None:
             waits.append(self.pump.task)
@@ -115,7 +97,6 @@ class BoxProcess(BoxHandle):
         return result_of(self._call.told.result())
 
     async def kill(self) -> ExecResult:
-        """End it with all that it started, and return its result."""
         await self.close()
         return result_of(self._call.told.result())
 
@@ -148,13 +129,6 @@ class BoxShell(BoxHandle):
             raise NoShell(f"sandbox: the shell ended at once: {told.stderr.strip()}")
 
     async def run(self, text: str, *, timeout_s: float | None = None, output_bytes: int | None = None) -> ExecResult:
-        """Run a text. At its time limit it is interrupted, with what it started; the shell and what ran before live on
-        if it lets itself be interrupted within a second, else the shell has ended.
-
-        Raises:
-            ShellEnded: the shell has ended before.
-            SandboxError: the box failed.
-        """
         check_text("shell", text)
         if not is_passable(text):
             return ExecResult(exit_code=126, stdout="", stderr="a shell's text is UTF-8 without NUL\n", wall_s=0.0)
@@ -220,20 +194,12 @@ class BoxTerminal(BoxHandle):
         return self.ended and (self._reading is None or self._reading.done())
 
     def screen(self) -> str:
-        """Return the text of the screen, without spaces at the ends of lines and without empty lines at its end."""
         return self._screen.text()
 
     async def type(self, data: str | bytes) -> None:
-        """Type on the keyboard; "\\r" is the enter key, "\\x03" control and C.
-
-        Raises:
-            SpoiltFile: as `BoxProcess.write`.
-        """
         await self._feed(as_bytes(data), ends=False)
 
     async def shows(self, text: str, timeout_s: float) -> bool:
-        """Wait until the screen shows a text, at most `timeout_s` seconds or until the program ends; return whether it
-        does."""
         try:
             async with asyncio.timeout(timeout_s):
                 while text not in self.screen() and not self._is_over():
@@ -244,8 +210,6 @@ class BoxTerminal(BoxHandle):
         return text in self.screen()
 
     async def quiet(self, quiet_s: float, timeout_s: float) -> None:
-        """Wait until nothing has changed for `quiet_s` seconds, at most `timeout_s` seconds or until the program
-        ends."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not self._is_over():
@@ -256,16 +220,10 @@ class BoxTerminal(BoxHandle):
             pass
 
     async def resize(self, columns: int, rows: int) -> None:
-        """Change the size; the program gets SIGWINCH.
-
-        Raises:
-            BadInput: a size that no terminal has.
-        """
         self._screen.resize(columns, rows)
         self._connection.tell(self._call, "resize", columns=columns, rows=rows)
 
     async def wait(self, timeout_s: float | None = None) -> ExecResult | None:
-        """Return the program's result when it has ended, or None after `timeout_s` seconds."""
         done, _ = await asyncio.wait([self._call.told], timeout=timeout_s)
         if done and self._reading is not None:
             await self._reading
@@ -273,25 +231,13 @@ class BoxTerminal(BoxHandle):
 
 
 class BoxHandles:
-    """Beginner of what lives on in a box, beside commands that end.
-
-    Args:
-        commands: commands of the box.
-    """
+    """Beginner of what lives on in a box, beside commands that end; none takes a slot of the pool. Implements `Sandbox`
+    for these."""
 
     def __init__(self, commands: BoxCommands) -> None:
         self._commands = commands
 
     async def start(self, argv: Sequence[str] | str, **bounds: Unpack[LiveCommand]) -> BoxProcess:
-        """Start a program that runs beside others until it ends or is killed. The loopback interface of the box is up
-        from then on. It takes no slot of the pool.
-
-        Raises:
-            FileNotFoundError: there is no folder `cwd`.
-            SpoiltFile: a command of this box left something else there.
-            Exhausted: `MOST_RUNS` of `inner.boxes` run already, or they hold all terminals or processes.
-            SandboxError: the box failed.
-        """
         request = request_of("start", self._commands.spec, argv, bounds)
         on_output = bounds.get("on_output")
         pump = None if on_output is None else Pump(await self._commands.open(), on_output)
@@ -304,12 +250,6 @@ class BoxHandles:
     async def terminal(
         self, argv: Sequence[str] | str, *, columns: int = 80, rows: int = 24, **placement: Unpack[Placement]
     ) -> BoxTerminal:
-        """Start a program with a terminal.
-
-        Raises:
-            BadInput: a size that no terminal has, or the package pyte is missing.
-            Exception: as `start`.
-        """
         screen = Screen(columns, rows)
         early: list[bytes] = []
         see: list[Callable[[bytes], None]] = [early.append]
@@ -324,12 +264,7 @@ class BoxHandles:
         return terminal
 
     async def shell(self, **placement: Unpack[Placement]) -> BoxShell:
-        """Start a shell, bash where the box has it.
-
-        Raises:
-            NoShell: the box has none that runs.
-            Exception: as `start`.
-        """
+        """Start a shell, or raise `NoShell` if the box has none that runs."""
         request = request_of("shell", self._commands.spec, (), placement)
         shell = BoxShell(self._commands, *await self._commands.begin_live(request))
         try:
@@ -340,15 +275,6 @@ class BoxHandles:
         return shell
 
     async def connect(self, port: int) -> socket.socket:
-        """Connect to a port that a program of the box listens at, on 127.0.0.1. The caller closes the socket, whose
-        operations have the time limit of the box until the caller gives them another.
-
-        Raises:
-            BadInput: no such port can be.
-            SpoiltFile: nothing listens there (ConnectionRefusedError), or what does takes no connection (TimeoutError).
-            OSError: the same in a box where no command has run.
-            SandboxError: the box failed.
-        """
         check_count("port", port, 1, 65535)
         connection = await self._commands.open()
         call = connection.ask({"op": "connect", "port": port})

@@ -52,7 +52,6 @@ async def check_has_python(box: Sandbox, image: str) -> None:
 
     Args:
         box: unused box of the image, in which nothing of the policy's has run.
-        image: name of the image.
 
     Raises:
         BadInput: it has no `python3`, or one that does not start.
@@ -63,5 +62,5 @@ async def check_has_python(box: Sandbox, image: str) -> None:
         await box.close()
     if result.exit_code:
         said = result.stderr.strip()[-400:] or f"its python3 ended with status {result.exit_code}"
-        do = "do: install Python 3.9 or newer in it, or judge in a box of the image 'python' (`beside`)"
-        raise refusal("converse", "a box whose image has a Python", f"{image!r}: {said}", do)
+        remedy = "do: install Python 3.9 or newer in it, or judge in a box of the image 'python' (`beside`)"
+        raise refusal("converse", "a box whose image has a Python", f"{image!r}: {said}", remedy)

@@ -14,7 +14,6 @@ def make_boxes(config: SandboxConfig, mounts: Mapping[str, str] | None = None) -
     """Return the pool of `config.kind`.
 
     Args:
-        config: `[sandbox]`.
         mounts: files and folders of the host that agent programs need, by their path in the boxes; None: the boxes run
             no programs.
 
@@ -35,6 +34,6 @@ def make_boxes(config: SandboxConfig, mounts: Mapping[str, str] | None = None) -
         boxes: Boxes = factory(config, mounts)
     missing = [word for word in ("take", "close") if not callable(getattr(boxes, word, None))]
     if missing:
-        got = f"{type(boxes).__name__} without {' and '.join(missing)}"
-        raise refusal("sandbox.kind", expected, got, "return an object of protocols.Boxes")
+        actual = f"{type(boxes).__name__} without {' and '.join(missing)}"
+        raise refusal("sandbox.kind", expected, actual, "return an object of protocols.Boxes")
     return boxes

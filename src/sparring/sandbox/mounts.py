@@ -63,8 +63,8 @@ def check_box_user(user: int) -> None:
 
 def user_refusal(user: int, whose: str) -> Exception:
     """Return the refusal of an id that boxes cannot have to themselves."""
-    do = "do: set sandbox.user to another, and pull images with --user"
-    return refusal("sandbox.user", "an id that nobody has, for boxes alone", f"{user}, {whose}", do)
+    remedy = "do: set sandbox.user to another, and pull images with --user"
+    return refusal("sandbox.user", "an id that nobody has, for boxes alone", f"{user}, {whose}", remedy)
 
 
 def mounts_of_program(program: Path, where: str) -> dict[str, str]:
@@ -84,8 +84,8 @@ def mounts_of_program(program: Path, where: str) -> dict[str, str]:
     """
     paths, sources = links(program), list[Path]()
     if any("node_modules" in path.parts for path in paths) and "node_modules" not in paths[-1].parts:
-        do = "do: npm install --install-links --prefix .harnesses FOLDER, which copies it"
-        raise refusal(where, "a package of npm that is installed", f"{program}, a link to {paths[-1]}", do)
+        remedy = "do: npm install --install-links --prefix .harnesses FOLDER, which copies it"
+        raise refusal(where, "a package of npm that is installed", f"{program}, a link to {paths[-1]}", remedy)
     for path in paths:
         if not in_every_box(path):
             sources += _package(path, where)
@@ -98,7 +98,6 @@ def check_mounts(mounts: Mapping[str, str], where: str, user: int = BOX_USER) ->
     """Refuse mounts that a box must not have, cannot show, or cannot read.
 
     Args:
-        mounts: paths on the host by path in the box.
         where: setting that asked for them, for refusals.
         user: `sandbox.user`, whose files it may show.
 
@@ -108,15 +107,15 @@ def check_mounts(mounts: Mapping[str, str], where: str, user: int = BOX_USER) ->
     """
     for target, source in mounts.items():
         if any(Path(target).is_relative_to(own) for own in OWN):
-            do = "do: move it to another folder; boxes have folders of their own at " + ", ".join(map(str, OWN))
-            raise refusal(where, "a program that boxes can see", f"{source}, over which their own folder lies", do)
+            remedy = "do: move it to another folder; boxes have folders of their own at " + ", ".join(map(str, OWN))
+            raise refusal(where, "a program that boxes can see", f"{source}, over which their own folder lies", remedy)
         if os.path.isdir(source) and is_private(Path(source)):
             raise _private_refusal(Path(source), where)
         if (closed := unreadable_part(Path(source), user)) is not None:
             whom = f"user {user}, whom boxes run as" if box_identity(user) else "the user whom boxes run as"
-            got = f"{source}, but {whom}, cannot read {closed} (mode {closed.stat().st_mode & 0o7777:04o})"
-            do = f"do: chmod o+{'rx' if closed == Path(source) else 'x'} {closed}, or install it in another folder"
-            raise refusal(where, "a program that boxes can read", got, do)
+            actual = f"{source}, but {whom}, cannot read {closed} (mode {closed.stat().st_mode & 0o7777:04o})"
+            remedy = f"do: chmod o+{'rx' if closed == Path(source) else 'x'} {closed}, or install it in another folder"
+            raise refusal(where, "a program that boxes can read", actual, remedy)
 
 
 def outermost(mounts: Mapping[str, str]) -> dict[str, str]:
@@ -255,6 +254,8 @@ def unreadable_part(source: Path, user: int = BOX_USER) -> Path | None:
 
 
 def _private_refusal(folder: Path, where: str) -> Exception:
-    got = f"one whose folder is {folder}, which holds what is not its own"
-    do = "do: install it in a folder of its own (rollout.programs for agent programs: a virtual environment or npm's)"
-    return refusal(where, "a program that can be mounted without a user's files", got, do)
+    actual = f"one whose folder is {folder}, which holds what is not its own"
+    remedy = (
+        "do: install it in a folder of its own (rollout.programs for agent programs: a virtual environment or npm's)"
+    )
+    return refusal(where, "a program that can be mounted without a user's files", actual, remedy)

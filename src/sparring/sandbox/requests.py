@@ -30,8 +30,8 @@ def check_file_size(spec: BoxSpec) -> None:
     most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     if most != resource.RLIM_INFINITY and most < spec.disk_bytes:
         expected = f"files of {megabytes(spec.disk_bytes)}"
-        do = "do: raise ulimit -f before the run, or lower disk_bytes"
-        raise refusal("box.disk_bytes", expected, f"a limit of {megabytes(most)} for each file", do)
+        remedy = "do: raise ulimit -f before the run, or lower disk_bytes"
+        raise refusal("box.disk_bytes", expected, f"a limit of {megabytes(most)} for each file", remedy)
 
 
 def check_open_files() -> None:
@@ -41,8 +41,10 @@ def check_open_files() -> None:
         BadInput: this process may open fewer than `LEAST_FILES`.
     """
     if (most := allow_files()) < LEAST_FILES:
-        do = f"do: ulimit -n {LEAST_FILES} (or more) before the run; systemd and containers have limits of their own"
-        raise refusal("sandbox", f"a hard limit of {LEAST_FILES} open files or more", str(most), do)
+        remedy = (
+            f"do: ulimit -n {LEAST_FILES} (or more) before the run; systemd and containers have limits of their own"
+        )
+        raise refusal("sandbox", f"a hard limit of {LEAST_FILES} open files or more", str(most), remedy)
 
 
 def bounds_of(spec: BoxSpec, timeout_s: float | None, output_bytes: int | None) -> dict[str, Any]:
@@ -65,8 +67,6 @@ def request_of(op: str, spec: BoxSpec, argv: Sequence[str] | str, command: Mappi
     """Return what a box is asked for to run a command.
 
     Args:
-        op: word of the box.
-        argv: program and arguments, or a text of sh.
         command: how it runs, as `protocols.Command`. What lives on has no time limit of the box's.
 
     Raises:

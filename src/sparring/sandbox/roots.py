@@ -13,7 +13,6 @@ from sparring.sandbox.images.image import UnpackedImage
 from sparring.sandbox.images.layer_holds import HeldLayers
 from sparring.sandbox.mounts import check_mounts
 from sparring.types import BoxSpec
-from sparring.types.boxes import check_user
 
 ImageOf = Callable[[str], UnpackedImage]
 """Unpacked image by its name. Raises BadInput for a name that is not there."""
@@ -60,11 +59,11 @@ class Root:
         return {"image": self.kind, "layers": layers, "variables": dict(self.variables)}
 
 
-def root_of(spec: BoxSpec, image_of: ImageOf, held: HeldLayers, user: int) -> Root:
+def root_of(spec: BoxSpec, image_of: ImageOf, holds: HeldLayers, user: int) -> Root:
     """Return the root that a box of this spec has.
 
     Args:
-        held: holds the layers.
+        holds: keeps the layers from deletion.
         user: `sandbox.user`, who must be able to read these.
 
     Raises:
@@ -81,7 +80,7 @@ def root_of(spec: BoxSpec, image_of: ImageOf, held: HeldLayers, user: int) -> Ro
         folder=config.folder or "/box",
         variables=tuple(config.environment.items()),
     )
-    held.add(root.layers)
+    holds.add(root.layers)
     check_mounts({f"{SHOWN}/{number}": str(folder) for number, folder in enumerate(root.folders)}, "box.image", user)
     return root
 
@@ -92,27 +91,13 @@ def stored_image(name: str, user: int) -> UnpackedImage:
     Raises:
         BadInput: there is no image of that name.
     """
-    from sparring.sandbox.images.store import unpacked_image
+    from sparring.sandbox.images.store import ImageStore
 
     try:
-        return unpacked_image(name, user)
+        return ImageStore(user=user).unpacked(name)
     except BadInput as error:
         expected = "'python', 'host' or the name of an image that was pulled"
         raise refusal("box.image", expected, repr(name), str(error)) from error
-
-
-def check_same_user(spec: BoxSpec, user: int | None) -> None:
-    """Refuse a command as another user than the box's.
-
-    Raises:
-        BadInput: the ids differ, or the user is no id.
-    """
-    if user is None:
-        return
-    check_user(user)
-    if user != spec.user:
-        expected, got = f"user {spec.user}, the only one of this box", f"a command as user {user}"
-        raise refusal("box.user", expected, got, "use one user a box: set box.user, or take another box for the other")
 
 
 def site_packages() -> Iterator[Path]:

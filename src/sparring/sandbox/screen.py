@@ -35,8 +35,8 @@ def _pyte() -> ModuleType:
     try:
         import pyte
     except ImportError as error:
-        do = "pip install 'sparring[terminal]'"
-        raise refusal("terminal", "the package pyte, which reads a screen", "none", do) from error
+        remedy = "pip install 'sparring[terminal]'"
+        raise refusal("terminal", "the package pyte, which reads a screen", "none", remedy) from error
     return pyte
 
 

@@ -83,9 +83,7 @@ def command_line(config: SandboxConfig, mounts: Mapping[str, str] | None = None,
     these only devices: the rest is for the server itself.
 
     Args:
-        config: `[sandbox]`.
         mounts: files and folders of the host, by their path in the boxes.
-        root: root of the boxes.
 
     Raises:
         BadInput: the interpreter cannot be mounted (`mounts_of_program`).
@@ -122,7 +120,6 @@ def command_line(config: SandboxConfig, mounts: Mapping[str, str] | None = None,
 
 
 def _program_inside(given: ExitStack) -> int:
-    """Return an open file with the modules of the program inside, by name."""
     folder = Path(__file__).parent / "inner"
     texts = {f"sparring.sandbox.inner.{name}": (folder / f"{name}.py").read_text(encoding="utf-8") for name in INNER}
     return _readable(json.dumps(texts), given)
@@ -157,7 +154,6 @@ class Server:
     """Fork server of one event loop; not thread-safe.
 
     Args:
-        config: `[sandbox]`.
         mounts: files and folders of the host that programs need, by their path in the boxes; None: the boxes run no
             programs.
         root: root of the boxes. Boxes of every image whose layers lie in the same folders can be made.

@@ -57,12 +57,7 @@ class LayeredSnapshot:
     """State of a box's files, over which other boxes can be made. Implements `protocols.Snapshot`.
 
     Attributes:
-        spec: spec of the box.
-        root: root of the box.
         layers: frozen layers, lowest first.
-        folder: working folder of commands.
-        environment: environment of commands; None: that of every box.
-        processes: command lines of the processes that ran. They are not part of the snapshot.
         used: whether commands had run in the box.
         prepared: first snapshot of this line of boxes, or what `Env.prepare` left, of which verifiers are forks; None:
             this one is it.
@@ -82,8 +77,6 @@ class Line:
     """Snapshots of one box, and what it inherited from the one that it is a fork of.
 
     Args:
-        spec: spec of the box.
-        root: root of the box.
         below: snapshot that the box is a fork of.
 
     Attributes:
@@ -120,15 +113,12 @@ class Line:
             BadInput: there are `MOST_LAYERS` layers.
         """
         if len(self.layers) >= MOST_LAYERS:
-            expected, got = f"at most {MOST_LAYERS} snapshots on top of each other", f"{MOST_LAYERS + 1}"
-            raise refusal("snapshot", expected, got, "fork an earlier one")
+            expected, actual = f"at most {MOST_LAYERS} snapshots on top of each other", f"{MOST_LAYERS + 1}"
+            raise refusal("snapshot", expected, actual, "fork an earlier one")
 
-    def add(
-        self, layers: Sequence[FrozenLayer], processes: Sequence[str], used: bool, *, prepares: bool = False
-    ) -> LayeredSnapshot:
-        """Return a new snapshot, with these layers on top. `prepares`: from now on verifiers are forks of it."""
+    def add(self, layers: Sequence[FrozenLayer], processes: Sequence[str], used: bool) -> LayeredSnapshot:
+        """Return a new snapshot, with these layers on top."""
         self.layers += tuple(layers)
-        self.prepared = None if prepares else self.prepared
         state = self._state
         made = LayeredSnapshot(
             spec=self._spec,
@@ -152,17 +142,17 @@ def check_prepared(used: bool) -> None:
     """
     if used:
         expected = "a box with a snapshot from before the policy's first command"
-        do = "do: await box.snapshot() at the end of Env.open"
-        raise refusal("verifier", expected, "one without, in which commands have run", do)
+        remedy = "do: await box.snapshot() at the end of Env.open"
+        raise refusal("verifier", expected, "one without, in which commands have run", remedy)
 
 
 def still_lives(processes: Sequence[str]) -> Exception:
     """Return the refusal of a snapshot beside processes that live on."""
-    expected, do = (
+    expected, remedy = (
         "a box in which no process lives on",
         "close them first, or write snapshot(ends=True), which ends them",
     )
-    return refusal("snapshot", expected, repr(list(processes)), do)
+    return refusal("snapshot", expected, repr(list(processes)), remedy)
 
 
 def checked(snapshot: object) -> LayeredSnapshot:
@@ -172,8 +162,8 @@ def checked(snapshot: object) -> LayeredSnapshot:
         BadInput: it is something else.
     """
     if not isinstance(snapshot, LayeredSnapshot):
-        got = f"a {type(snapshot).__name__}"
-        raise refusal("fork", "a snapshot of a box of this pool", got, "pass what `await box.snapshot()` returned")
+        actual = f"a {type(snapshot).__name__}"
+        raise refusal("fork", "a snapshot of a box of this pool", actual, "pass what `await box.snapshot()` returned")
     return snapshot
 
 

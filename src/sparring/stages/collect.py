@@ -89,14 +89,12 @@ async def run(context: Context) -> dict[str, Any]:
 
 
 def _no_traces(totals: Mapping[str, int], failure: str) -> BadInput:
-    """Return the error for a teacher whose rollouts gave no trace. `failure`: message of the first rollout that
-    failed."""
     why = "{failed} failed, {unscored} had no reward, {unfinished} were cut short".format(**totals)
     if totals["full"]:
         why += f" ({totals['full']} of these at the end of the context, of the policy or of the teacher)"
-    got = f"none among {totals['rollouts']} rollouts: {why}{failure and '; '}{failure}"
+    actual = f"none among {totals['rollouts']} rollouts: {why}{failure and '; '}{failure}"
     return refusal(
-        "collect.min_reward", "a rollout with at least this reward", got, "lower it, or take another teacher"
+        "collect.min_reward", "a rollout with at least this reward", actual, "lower it, or take another teacher"
     )
 
 
@@ -167,9 +165,6 @@ def _sayable(context: Context, rows: Sequence[dict[str, Any]]) -> list[dict[str,
 
     A chat template may change a malformed reply, such as one with half a tool call in its text, and a teacher may have
     said more than the policy has positions for.
-
-    Raises:
-        BadInput: fewer than nine in ten traces remain; the message is that of the first refused trace.
     """
     source, tools = context.input("sft"), context.factory.make().tools
     renderer, longest = renderer_of(context.config, source), outline_of(source).max_positions
@@ -207,8 +202,8 @@ async def _open_teacher(context: Context, name: str, others: Mapping[str, Engine
 
         async def reply(request: TextRequest) -> Message:
             if request.constraint is not None:
-                got = request.constraint.kind
-                raise RequestRefused(f"{name}: expected no constraint with a chat endpoint, got {got}; use an engine")
+                kind = request.constraint.kind
+                raise RequestRefused(f"{name}: expected no constraint with a chat endpoint, got {kind}; use an engine")
             return await endpoint.reply(request.messages, request.tools, replace(sampling, seed=request.seed))
 
         recorder, close = TextRecorder(reply, "teacher", imitator_of(context)), endpoint.close
@@ -226,6 +221,7 @@ async def _open_teacher(context: Context, name: str, others: Mapping[str, Engine
             context.harness,
             config.rollout,
             executors=THREADS.executor,
+            box_starts=context.box_starts,
         )
     finally:
         await close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,6 @@ class Replay:
     """Replay of recorded steps of an online stage, in a copy of its run.
 
     Attributes:
-        last_step: last step to replay.
         updates: function from the policy's engine and the engine's checkpoint folder to the part that takes published
             weights.
     """
@@ -73,8 +73,8 @@ class RunFiles:
         if before is not None:
             weights = self.output(before)
             if not weights.is_dir():
-                do = "restore it from a copy, or start a new run folder (--name)"
-                raise refusal(f"stage {stage}", f"the weights that stage {before} wrote", f"no {weights}", do)
+                fix = "restore it from a copy, or start a new run folder (--name)"
+                raise refusal(f"stage {stage}", f"the weights that stage {before} wrote", f"no {weights}", fix)
             return weights
         start = given_checkpoint(self.config)
         if start is not None:
@@ -101,12 +101,13 @@ class Context(RunFiles):
     """Parts that all stages of a run share. The code that opened them closes them.
 
     Attributes:
-        replay: steps to replay instead of training, or None.
+        box_starts: places for boxes that start, over training, baselines and evaluation together.
     """
 
     sink: Sink
     cluster: Cluster
     boxes: Boxes
+    box_starts: asyncio.Semaphore
     factory: EnvFactory
     harness: Harness
     judges: Judges

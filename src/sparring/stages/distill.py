@@ -20,11 +20,7 @@ STAGE = "distill"
 
 
 async def run(context: Context) -> dict[str, Any]:
-    """Train the stage's input and write a Hugging Face folder, or an adapter's.
-
-    Returns:
-        The result of `OnlineTraining.train`.
-    """
+    """Train the stage's input and write a Hugging Face folder, or an adapter's."""
     config = context.config
     training = OnlineTraining(context, STAGE, config.distill, _losses(config, context.store))
     objective = OnlineObjective(

@@ -80,7 +80,6 @@ async def _evaluate_once(
 
 
 def _tasks_by_teacher(files: RunFiles, tasks: Sequence[Task]) -> dict[str, list[Task]]:
-    """Return the tasks of each teacher for `[eval] teachers`, without those that the policy teaches itself."""
     stage = files.config.distill
     by_teacher: dict[str, list[Task]] = {}
     for task in tasks if files.config.eval.teachers and files.done("distill") is not None else ():

@@ -36,14 +36,10 @@ async def run(context: Context) -> dict[str, Any]:
 
 def export_folder(source: Path, out: Path, dtype: str, run: tuple[RunConfig, Store] | None = None) -> list[str]:
     """Write a checkpoint as a Hugging Face folder, whole or not at all, with the head that it has; an adapter is merged
-    into its base.
+    into its base. Return sentences about the chat format.
 
     Args:
-        source: Hugging Face or adapter folder.
         run: recipe and record of the run that trained `source`, for its chat format; None: the source's own format.
-
-    Returns:
-        Sentences about the chat format.
     """
     from sparring.model.load import load
     from sparring.model.lora import Adapter

@@ -69,7 +69,7 @@ def copy_tokenizer(folder: Path, out: Path) -> None:
         shutil.copytree(folder / NAMED, out / NAMED, dirs_exist_ok=True)
 
 
-def fit_tokenizer(shown: Sequence[Conversation], vocab_size: int, out: Path) -> None:
+def fit_tokenizer(conversations: Sequence[Conversation], vocab_size: int, out: Path) -> None:
     """Train a tokenizer on rendered conversations, cut at special tokens, and write it to `out`.
 
     A tokenizer without merges, in the same folder, renders them, so that the tool header, the JSON and the tools'
@@ -80,7 +80,7 @@ def fit_tokenizer(shown: Sequence[Conversation], vocab_size: int, out: Path) -> 
 
     renderer = load_renderer(train_tokenizer([], MIN_VOCAB_SIZE, out))
     texts = []
-    for conversation in shown:
+    for conversation in conversations:
         tokens = renderer.render(conversation.messages, conversation.tools, generation=False).tokens
         texts += re.split(r"<\|?/?\w+\|?>", renderer.decode(tokens))
     train_tokenizer([text for text in texts if text], vocab_size, out)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Unit = list[Sample]
 """A pair of replies; with KTO one labelled reply and its mismatched copy."""
 
-SHOWN = {"loss": "loss_preference", "accuracy": "accuracy", "reward_margin": "reward_margin"}
+HEADLINES = {"loss": "loss_preference", "accuracy": "accuracy", "reward_margin": "reward_margin"}
 
 
 async def run(context: Context) -> dict[str, Any]:
@@ -46,27 +46,19 @@ async def run(context: Context) -> dict[str, Any]:
 
     section, seed = context.config.preference, context.config.run.seed
     source = trained_folder(context, context.input("preference"))
-    trained, held = split_held_out(preference_rows(context.config), section.held_out, seed, "preference")
+    trained, held_out = split_held_out(preference_rows(context.config), section.held_out, seed, "preference")
     renderer, longest = renderer_of(context.config, source), outline_of(source).max_positions
     loss = load_preference(section.loss)
     losses = [loss, ImitateLoss(scale=section.imitates)] if section.imitates else [loss]
     plan = TrainPlan(losses=losses, total_steps=section.steps, overrides=section.train)
     trainer = context.cluster.trainer(POLICY, path=str(source), plan=plan)
     tools = context.factory.make().tools
-    units, others = (list(_units(section, tools, renderer, rows, longest)) for rows in (trained, held))
+    units, others = (list(_units(section, tools, renderer, rows, longest)) for rows in (trained, held_out))
     if isinstance(section.loss, KtoConfig):
         units = _with_mismatched(units, longest, seed)
     if section.loss.has_reference:
         units, others = await _with_reference(trainer, units), await _with_reference(trainer, others)
-    totals = await supervise(
-        context,
-        "preference",
-        trainer,
-        source,
-        units,
-        lambda chosen, step: preference_batch(chosen, step=step, model=POLICY),
-        SHOWN,
-    )
+    totals = await supervise(context, "preference", trainer, source, units, preference_batch, HEADLINES)
     judged = await _held_out_accuracy(trainer, loss, others) if others else None
     if judged is not None:
         context.sink.event("preference", in_words(judged, "replies are on the right side"))

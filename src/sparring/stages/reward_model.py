@@ -33,21 +33,14 @@ async def run(context: Context) -> dict[str, Any]:
 
     section, seed = context.config.reward_model, context.config.run.seed
     source = context.input("reward_model")
-    trained, held = split_held_out(reward_rows(context.config), section.held_out, seed, "reward_model")
+    trained, held_out = split_held_out(reward_rows(context.config), section.held_out, seed, "reward_model")
     renderer, longest = renderer_of(context.config, source), outline_of(source).max_positions
     tools, loss = context.factory.make().tools, _loss(section.loss)
-    units, others = ([_unit(section, tools, renderer, row, longest) for row in rows] for rows in (trained, held))
+    units, others = ([_unit(section, tools, renderer, row, longest) for row in rows] for rows in (trained, held_out))
     plan = TrainPlan(losses=[loss], total_steps=section.steps, overrides=section.train, head="new scalar")
     trainer = context.cluster.trainer(POLICY, path=str(source), plan=plan)
-    totals = await supervise(
-        context,
-        "reward_model",
-        trainer,
-        source,
-        units,
-        lambda chosen, step: preference_batch(chosen, step=step, model=POLICY),
-        {"loss": f"loss_{loss.term}", "accuracy": "accuracy"},
-    )
+    headlines = {"loss": f"loss_{loss.term}", "accuracy": "accuracy"}
+    totals = await supervise(context, "reward_model", trainer, source, units, preference_batch, headlines)
     judged = await _held_out_accuracy(trainer, others) if others else None
     if judged is not None:
         context.sink.event("reward_model", in_words(judged, "pairs, steps or turns are judged right"))
@@ -109,8 +102,8 @@ def turn_labels(sampled: Sequence[bool], row: JudgedTurns) -> dict[int, float]:
         if mark and not after
     ]
     if len(ends) != len(row.labels):
-        expected, got = f"{len(row.labels)} turns, one for each message of the assistant", str(len(ends))
-        raise refusal(f"{row.where}, messages", expected, got, "join consecutive messages of the assistant")
+        expected, actual = f"{len(row.labels)} turns, one for each message of the assistant", str(len(ends))
+        raise refusal(f"{row.where}, messages", expected, actual, "join consecutive messages of the assistant")
     return {end: label for end, label in zip(ends, row.labels, strict=True) if label is not None}
 
 

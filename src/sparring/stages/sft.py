@@ -25,21 +25,13 @@ async def run(context: Context) -> dict[str, Any]:
     config = context.config.sft
     source = trained_folder(context, context.input("sft"))
     renderer, longest = renderer_of(context.config, source), outline_of(source).max_positions
-    shown = await demonstrations(context, renderer, longest)
-    rows = [demonstration(rendered.tokens, rendered.sampled, name) for name, rendered in shown]
+    conversations = await demonstrations(context, renderer, longest)
+    rows = [demonstration(rendered.tokens, rendered.sampled, name) for name, rendered in conversations]
     if not rows:
         raise refusal(
             "sft", "at least one demonstration", "none", "add rows to [sft] data, or demonstrations to the environment"
         )
     plan = TrainPlan(losses=[ImitateLoss()], total_steps=config.steps, overrides=config.train)
     trainer = context.cluster.trainer(POLICY, path=str(source), plan=plan)
-    totals = await supervise(
-        context,
-        "sft",
-        trainer,
-        source,
-        rows,
-        lambda chosen, step: demonstration_batch(chosen, step=step, model=POLICY),
-        {"loss": "loss_imitate"},
-    )
+    totals = await supervise(context, "sft", trainer, source, rows, demonstration_batch, {"loss": "loss_imitate"})
     return {"rows": len(rows), **totals}

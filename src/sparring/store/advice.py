@@ -33,8 +33,9 @@ def store_error(path: Path, what: str, error: sqlite3.Error | OSError) -> StoreE
         what: what was to be done, as an infinitive.
     """
     code = getattr(error, "sqlite_errorname", "SQLITE_CANTOPEN")
-    do = next((way for name, way in WAY_OUT.items() if code.startswith(name)), "report this as a defect of Sparring")
-    lacking = shortage(error, path) if do.endswith(AGAIN) else None
+    ways = (way for name, way in WAY_OUT.items() if code.startswith(name))
+    advice = next(ways, "report this as a defect of Sparring")
+    lacking = shortage(error, path) if advice.endswith(AGAIN) else None
     if lacking is not None:
         return StoreError(f"{path}: expected to {what}, got {lacking[0]} ({error}); {lacking[1]}, {AGAIN}")
-    return StoreError(f"{path}: expected to {what}, got {error}; {do}")
+    return StoreError(f"{path}: expected to {what}, got {error}; {advice}")

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import zip_longest
 from threading import Lock
 from typing import Any, TypeVar, cast
 
@@ -80,15 +81,10 @@ class StoredRollout(msgspec.Struct, frozen=True, kw_only=True):
             index=self.index,
             attempt=self.attempt,
             purpose=self.purpose,
-            trajectories=self._full_trajectories(),
-        )
-
-    def _full_trajectories(self) -> tuple[Trajectory, ...]:
-        if not self.shared:
-            return self.trajectories
-        return tuple(
-            replace(trajectory, segments=with_shared(trajectory.segments, shared)) if shared else trajectory
-            for trajectory, shared in zip(self.trajectories, self.shared, strict=True)
+            trajectories=tuple(
+                replace(trajectory, segments=with_shared(trajectory.segments, shared)) if shared else trajectory
+                for trajectory, shared in zip_longest(self.trajectories, self.shared)
+            ),
         )
 
 
@@ -105,27 +101,11 @@ class StoredGroup(msgspec.Struct, frozen=True, kw_only=True):
     @staticmethod
     def of(group: Group) -> StoredGroup:
         """Return the stored form of a group."""
-        return StoredGroup(
-            id=group.id,
-            index=group.index,
-            task=group.task,
-            scores=group.scores,
-            version=group.version,
-            baselines=group.baselines,
-        )
+        return StoredGroup(**{name: getattr(group, name) for name in StoredGroup.__struct_fields__})
 
     def group(self, rollouts: Sequence[Rollout], failed: Sequence[Rollout]) -> Group:
         """Return the decoded group."""
-        return Group(
-            id=self.id,
-            index=self.index,
-            task=self.task,
-            rollouts=tuple(rollouts),
-            scores=self.scores,
-            failed=tuple(failed),
-            version=self.version,
-            baselines=self.baselines,
-        )
+        return Group(rollouts=tuple(rollouts), failed=tuple(failed), **msgspec.structs.asdict(self))
 
 
 def encode(value: Any) -> bytes:

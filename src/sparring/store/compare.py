@@ -109,7 +109,7 @@ def first_group_difference(left: Store, right: Store, stage: str) -> Comparison:
             return RecordEnd(record=0 if first is None else 1, after=last)
         if first.index != second.index:
             return RecordEnd(record=0 if first.index > second.index else 1, after=last)
-        if (difference := group_difference(stage, first, second)) is not None:
+        if (difference := _group_difference(stage, first, second)) is not None:
             return difference
         last = f"{first.id}"
     return None
@@ -146,7 +146,7 @@ def _events(
 
 def _difference(event: str, where: str, first: Any, second: Any) -> RecordDifference | None:
     if event == "group":
-        return group_difference(where, first, second)
+        return _group_difference(where, first, second)
     if event == "published":
         return _published_difference(where, first, second)
     for key in first:
@@ -187,12 +187,9 @@ def _published_difference(where: str, first: Mapping[str, Any], second: Mapping[
     )
 
 
-def group_difference(where: str, left: Group, right: Group) -> RecordDifference | None:
+def _group_difference(where: str, left: Group, right: Group) -> RecordDifference | None:
     """Return the first difference between two groups: of the task, of the rollouts by place, or of their scores.
-
-    Args:
-        where: event that the groups belong to, for the report.
-    """
+    `where` is the event that they belong to, for the report."""
     where = f"{where}, {left.id}"
     if left.task.id != right.task.id:
         return _differs(where, "task", left.task.id, right.task.id)
@@ -207,22 +204,18 @@ def group_difference(where: str, left: Group, right: Group) -> RecordDifference 
         first, second = rollouts.get(place), counterparts.get(place)
         if first is None or second is None:
             return _differs(at, "rollout", first and first.outcome.kind, second and second.outcome.kind)
-        difference = rollout_difference(at, first, second)
-        difference = difference or score_difference(at, *(of.get(place) for of in scores))
+        difference = _rollout_difference(at, first, second)
+        difference = difference or _score_difference(at, *(of.get(place) for of in scores))
         if difference is not None:
             return difference
     for baseline, other in zip_longest(left.baselines, right.baselines):
-        if (difference := score_difference(f"{where}/baseline", baseline, other)) is not None:
+        if (difference := _score_difference(f"{where}/baseline", baseline, other)) is not None:
             return difference
     return None
 
 
-def rollout_difference(where: str, left: Rollout, right: Rollout) -> RecordDifference | None:
-    """Return the first difference between two rollouts: of their turns by role, or of their outcomes.
-
-    Args:
-        where: rollout, for the report.
-    """
+def _rollout_difference(where: str, left: Rollout, right: Rollout) -> RecordDifference | None:
+    """Return the first difference between two rollouts: of their turns by role, or of their outcomes."""
     roles = [trajectory.role for trajectory in left.trajectories]
     if roles != (counterparts := [trajectory.role for trajectory in right.trajectories]):
         return _differs(where, "roles", ", ".join(roles), ", ".join(counterparts))
@@ -240,7 +233,7 @@ def _trajectory_difference(where: str, left: Trajectory, right: Trajectory) -> R
         if first is None or second is None:
             parts = [part and f"{len(part.tokens)} tokens ({part.source})" for part in (first, second)]
             return _differs(at, "segment", *parts)
-        if (difference := segment_difference(at, first, second)) is not None:
+        if (difference := _segment_difference(at, first, second)) is not None:
             return difference
         turn += first.model is not None
     ends = [_end(trajectory.outcome) for trajectory in (left, right)]
@@ -253,13 +246,9 @@ def _end(outcome: Outcome) -> str:
     return f"{outcome.kind} ({outcome.reason}{f', {outcome.failure.error}' if outcome.failure else ''})"
 
 
-def segment_difference(where: str, left: Segment, right: Segment) -> RecordDifference | None:
+def _segment_difference(where: str, left: Segment, right: Segment) -> RecordDifference | None:
     """Return the first difference between two segments: token by token with the values recorded for it, then in the
-    other fields.
-
-    Args:
-        where: turn, for the report.
-    """
+    other fields."""
     kind = "prompt token" if left.model is None else "sampled token"
     if not _equal(_columns(left), _columns(right)):
         columns = [(name, pair) for name, *pair in zip(COLUMNS, _columns(left), _columns(right), strict=True)]
@@ -286,12 +275,8 @@ def _columns(segment: Segment) -> tuple[Sequence[Any] | None, ...]:
     return (segment.tokens, segment.logprobs, versions, kv_versions, kept)
 
 
-def score_difference(where: str, left: Score | None, right: Score | None) -> RecordDifference | None:
-    """Return the first difference between two scores, field by field; None stands for a missing score.
-
-    Args:
-        where: rollout, for the report.
-    """
+def _score_difference(where: str, left: Score | None, right: Score | None) -> RecordDifference | None:
+    """Return the first difference between two scores, field by field; None stands for a missing score."""
     if left is None or right is None:
         return None if left is right else _differs(where, "score", left and left.reward, right and right.reward)
     for field in fields(Score):

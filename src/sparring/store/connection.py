@@ -71,6 +71,23 @@ def copy_log(path: Path) -> None:
         database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
 
+def copy_store(source: Path, target: Path) -> None:
+    """Copy a store at its last commit; a run may be writing it.
+
+    Raises:
+        BadInput: a run holds it on a file system without shared memory.
+        StoreError: the store cannot be read, or the disk is full.
+    """
+    try:
+        with (
+            closing(connect(source, read_only=True, exclusive=needs_exclusive(source))) as reader,
+            closing(sqlite3.connect(target)) as writer,
+        ):
+            reader.backup(writer)
+    except (sqlite3.Error, OSError) as error:
+        raise store_error(target, f"copy the store {source}", error) from error
+
+
 def is_blank(path: Path) -> bool:
     """Return True if a store's file is missing, empty, or without tables.
 
@@ -109,11 +126,7 @@ def _opened_to_read(path: Path) -> sqlite3.Connection:
 
 
 def _fold_log(path: Path) -> None:
-    """End the log that a killed run left, so that readers need no shared memory.
-
-    Raises:
-        BadInput: a run holds the folder.
-    """
+    """End the log that a killed run left, so that readers need no shared memory."""
     with path.open("rb") as file:
         if file.read(LOG_VERSION.stop)[LOG_VERSION] != b"\x02":
             return

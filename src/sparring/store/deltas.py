@@ -36,7 +36,7 @@ def without_shared(segments: Sequence[Segment]) -> tuple[tuple[Segment, ...], di
         ids = tuple(segment.tokens)
         # the conversation may share more than the segment at the fork: ids are equal up to the first byte that differs
         ends = [of, *(s.index for s in segments[of + 1 : segment.index] if s.parent == of)]
-        longest = max((Shared(end, _common(_ids(segments, end), ids)) for end in ends), key=lambda s: s.count)
+        longest = max((Shared(end, _common(branch_ids(segments, end), ids)) for end in ends), key=lambda s: s.count)
         if longest.count:
             shared[segment.index] = longest
             stored[segment.index] = replace(segment, tokens=ids[longest.count :])
@@ -48,14 +48,14 @@ def with_shared(segments: Sequence[Segment], shared: Mapping[int, Shared]) -> tu
     read = list(segments)
     for index in sorted(shared):
         last, count = shared[index]
-        read[index] = replace(read[index], tokens=_ids(read, last)[:count] + tuple(read[index].tokens))
+        read[index] = replace(read[index], tokens=branch_ids(read, last)[:count] + tuple(read[index].tokens))
     return tuple(read)
 
 
-def _ids(segments: Sequence[Segment], last: int) -> tuple[int, ...]:
-    """Return all ids from the root of a branch to the end of a segment."""
+def branch_ids(segments: Sequence[Segment], last: int | None) -> tuple[int, ...]:
+    """Return all ids from the root of a branch to the end of segment `last`; none if that is None."""
     path: list[Sequence[int]] = []
-    at: int | None = last
+    at = last
     while at is not None:
         path.append(segments[at].tokens)
         at = segments[at].parent

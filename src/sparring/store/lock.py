@@ -28,17 +28,17 @@ class RunLock:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            got = _holder(os.read(self._file, 512).decode(errors="replace").split())
+            holder = _holder(os.read(self._file, 512).decode(errors="replace").split())
             os.close(self._file)
             if reads:
                 expected = "a run that has ended, because live readers need shared memory, which its file system lacks"
-                raise refusal(str(path.parent), expected, got, "wait for it, or stop it") from None
-            do = "wait for it, stop it, or give this run another run.name"
-            raise refusal(str(path.parent), "no other run in this folder", got, do) from None
+                raise refusal(str(path.parent), expected, holder, "wait for it, or stop it") from None
+            advice = "wait for it, stop it, or give this run another run.name"
+            raise refusal(str(path.parent), "no other run in this folder", holder, advice) from None
         except OSError as error:
             os.close(self._file)
-            do = "mount it with locks (Lustre: flock), or choose another run.directory"
-            raise refusal(str(path.parent), "a file system with locks", str(error), do) from error
+            advice = "mount it with locks (Lustre: flock), or choose another run.directory"
+            raise refusal(str(path.parent), "a file system with locks", str(error), advice) from error
         if not reads:
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, f"{os.getpid()}\n{socket.gethostname()}\n".encode(), 0)

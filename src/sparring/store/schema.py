@@ -53,10 +53,12 @@ def version_of(path: Path, database: sqlite3.Connection) -> int:
     except sqlite3.DatabaseError as error:
         if getattr(error, "sqlite_errorname", "") != "SQLITE_NOTADB":
             raise
-        do = "restore it from a copy, or move it away"
-        raise refusal(str(path), "a SQLite database", "another kind of file", do) from error
+        advice = "restore it from a copy, or move it away"
+        raise refusal(str(path), "a SQLite database", "another kind of file", advice) from error
     if version not in (0, SCHEMA_VERSION):
         wrote = "before-0.1.0 in CHANGELOG.md" if version <= BEFORE else "a newer one"
-        do = f"go on with the Sparring that wrote it ({wrote}), or begin another run (--name)"
-        raise refusal(str(path), f"the record of a run, of version {SCHEMA_VERSION}", f"one of version {version}", do)
+        advice = f"go on with the Sparring that wrote it ({wrote}), or begin another run (--name)"
+        raise refusal(
+            str(path), f"the record of a run, of version {SCHEMA_VERSION}", f"one of version {version}", advice
+        )
     return version

@@ -16,6 +16,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from sparring.store.connection import connect, copy_log, end_log, lock_of, needs
 from sparring.store.lock import RunLock
 from sparring.store.schema import create_tables, version_of
 from sparring.store.truncation import check_pages
-from sparring.types import CheckpointRef, Group, Rollout, Score, Segment
+from sparring.types import CheckpointRef, Group, Rollout, Segment
 
 DROPS = (("turns", "rollout", "DELETE FROM turns"), ("log", "name", "UPDATE log SET superseded = 1"))
 """Tables with rows of single rollouts, their id columns, and the statements that drop rows."""
@@ -92,8 +93,8 @@ class SqliteStore:
             self._database.execute("PRAGMA synchronous = NORMAL")
             self._database.execute("PRAGMA wal_autocheckpoint = 0")
         if version == 0 and read_only:
-            do = "wait until the run has begun, or check the folder"
-            raise refusal(str(self._path), "the store of a run", "one in which nothing was recorded", do)
+            advice = "wait until the run has begun, or check the folder"
+            raise refusal(str(self._path), "the store of a run", "one in which nothing was recorded", advice)
         if version == 0:
             with self._transaction():
                 create_tables(self._database)
@@ -126,7 +127,7 @@ class SqliteStore:
 
     def trajectories(self, rollout: str) -> list[str]:
         query = "SELECT DISTINCT rollout FROM turns WHERE rollout = ? OR (rollout > ? AND rollout < ?) ORDER BY rollout"
-        return [name for (name,) in self._rows(query, rollout, f"{rollout}/", f"{rollout}0")]  # 0 follows the slash
+        return [name for (name,) in self._rows(query, rollout, *_prefix_bounds(rollout))]
 
     def append(self, *groups: Group, stage: str) -> None:
         """Record scored groups with their rollouts, in one transaction.
@@ -152,19 +153,9 @@ class SqliteStore:
                 ]
                 self._database.executemany("DELETE FROM turns WHERE rollout = ?", trajectory_ids)
 
-    def groups(self, *, stage: str | None = None, first: int = 0, end: int | None = None) -> Iterator[Group]:
-        """Yield the groups that are not superseded, in admission order. If `stage` is None, yield those of all stages;
-        stages are ordered by their first group. Groups are read one by one, so a long run fits into memory.
-
-        Args:
-            end: index after the last group.
-        """
-        if stage is None:
-            rows = self._rows("SELECT row, stage, number FROM groups WHERE superseded = 0")
-            first_rows = {name: row for row, name, _ in reversed(rows)}
-            for row, _, _ in sorted(rows, key=lambda r: (first_rows[r[1]], r[2])):
-                yield self._group(row)
-            return
+    def groups(self, *, stage: str, first: int = 0, end: int | None = None) -> Iterator[Group]:
+        """Yield a stage's groups that are not superseded, in admission order, from index `first` up to, but not
+        including, `end`. Groups are read one by one, so a long run fits into memory."""
         query = "SELECT row FROM groups WHERE superseded = 0 AND stage = ? AND number >= ? AND number < ?"
         for (row,) in self._rows(f"{query} ORDER BY number", stage, first, MOST if end is None else end):
             yield self._group(row)
@@ -190,12 +181,9 @@ class SqliteStore:
         )
         if not rows:
             available = [i for (i,) in self._rows("SELECT id FROM rollouts ORDER BY row LIMIT 3")]
-            got = (
-                f"{rollout!r} (there are {', '.join(available)}, ...)"
-                if available
-                else f"{rollout!r} in a run without rollouts"
-            )
-            raise refusal(str(self._path), "the id of a recorded rollout", got, "take one from the report")
+            others = f"(there are {', '.join(available)}, ...)" if available else "in a run without rollouts"
+            name = f"{rollout!r} {others}"
+            raise refusal(str(self._path), "the id of a recorded rollout", name, "take one from the report")
         task = self._decode(rows[0][1], StoredGroup).task
         loaded: Rollout = self._decode(rows[0][0], StoredRollout).rollout(task)
         return loaded
@@ -411,16 +399,14 @@ class SqliteStore:
     def _decode(self, data: bytes, kind: Any) -> Any:
         try:
             return decode(data, kind)
-        except msgspec.ValidationError as error:
-            name, got = getattr(kind, "__name__", kind), f"{error} {refused_entries(data, error)}"
-            do = "the file is whole: report this as a defect of Sparring"
-            raise StoreError(
-                f"{self._path}: expected {name}, got a value of another type ({got:.300}); {do}"
-            ) from error
         except msgspec.MsgspecError as error:
-            raise StoreError(
-                f"{self._path}: expected {getattr(kind, '__name__', kind)}, got damaged data ({error}); {DAMAGED}"
-            ) from error
+            problem, advice = f"damaged data ({error})", DAMAGED
+            if isinstance(error, msgspec.ValidationError):
+                entries = f"{error} {refused_entries(data, error)}"
+                problem = f"a value of another type ({entries:.300})"
+                advice = "the file is whole: report this as a defect of Sparring"
+            name = getattr(kind, "__name__", kind)
+            raise StoreError(f"{self._path}: expected {name}, got {problem}; {advice}") from error
 
 
 def _prefix_bounds(name: str) -> tuple[str, str]:
@@ -430,17 +416,12 @@ def _prefix_bounds(name: str) -> tuple[str, str]:
 
 
 def _rollout_rows(group: Group) -> list[tuple[Any, ...]]:
-    """Return rows of the table `rollouts` without `in_group`: scored rollouts, then failed ones."""
-    scores: list[Score | None] = [*group.scores, *(None for _ in group.failed)]
-    return [
-        _rollout_row(rollout, score, encode(StoredRollout.of(rollout, group.task)))
-        for rollout, score in zip((*group.rollouts, *group.failed), scores, strict=True)
-    ]
-
-
-def _rollout_row(rollout: Rollout, score: Score | None, data: bytes) -> tuple[Any, ...]:
-    """Return a row: id, failed, outcome, reason, error, reward, data."""
-    outcome = rollout.outcome
-    error = outcome.failure.error if outcome.failure else None
-    reward = score.reward if score else None
-    return (rollout.id, int(score is None), outcome.kind, outcome.reason, error, reward, data)
+    """Return rows of the table `rollouts` (id, failed, outcome, reason, error, reward, data), without `in_group`:
+    scored rollouts, then failed ones."""
+    rows = []
+    for rollout, score in zip_longest((*group.rollouts, *group.failed), group.scores):
+        outcome = rollout.outcome
+        error = outcome.failure.error if outcome.failure else None
+        facts = (int(score is None), outcome.kind, outcome.reason, error, score.reward if score else None)
+        rows.append((rollout.id, *facts, encode(StoredRollout.of(rollout, group.task))))
+    return rows

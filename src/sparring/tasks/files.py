@@ -41,7 +41,6 @@ def read_conversations(
     """Read conversations for supervised fine-tuning: the `messages` column, or `prompt` and `answer` as two messages.
 
     Args:
-        path, columns: see `read_rows`.
         recorded: whether a run recorded the conversations. Their replies may be empty, since the policy sampled them
             so.
 
@@ -94,8 +93,8 @@ def _conversation(row: dict[str, Any], names: Mapping[str, str], where: str, rec
     messages = messages_of(renamed["messages"], where)
     for at, (message, entry) in enumerate(zip(messages, renamed["messages"], strict=True)):
         if message.role == "assistant" and is_blank(message) and entry.get("weight") != 0 and not recorded:
-            got, do = f"content {entry.get('content')!r:.80} and no call", "correct or remove the row"
-            raise refusal(f"{where}, messages[{at}]", "a reply with a text or a call", got, do)
+            actual, fix = f"content {entry.get('content')!r:.80} and no call", "correct or remove the row"
+            raise refusal(f"{where}, messages[{at}]", "a reply with a text or a call", actual, fix)
     if all(message.role != "assistant" for message in messages):
         raise refusal(where, "an assistant message to learn", "none", "add one or remove the row")
     if messages[0].role == "assistant":
@@ -123,8 +122,8 @@ def _text(row: Mapping[str, Any], name: str, names: Mapping[str, str], where: st
     if not isinstance(row[name], str):
         raise refusal(f"{where}, column {names[name]!r}", "a text", repr(row[name])[:80], "write it as a string")
     if not row[name].strip():
-        do = "correct or remove the row"
-        raise refusal(f"{where}, column {names[name]!r}", "a text that says something", repr(row[name])[:80], do)
+        fix = "correct or remove the row"
+        raise refusal(f"{where}, column {names[name]!r}", "a text that says something", repr(row[name])[:80], fix)
     text: str = row[name]
     return text
 

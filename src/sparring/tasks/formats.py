@@ -50,7 +50,6 @@ def located(path: str) -> Located:
 
 
 def _checked_rows(rows: Located) -> Located:
-    """Refuse rows with text that UTF-8 cannot encode, or with NaN or infinite numbers."""
     for number, where, row in rows:
         for name, value in row.items():
             check_plain(value, f"{where}, column {name!a}")
@@ -66,8 +65,8 @@ def check_plain(value: Any, where: str) -> None:
             try:
                 value.encode()
             except UnicodeEncodeError as error:
-                got = f"half of a surrogate pair at place {error.start}"
-                raise refusal(where, "a text of whole characters", got, "correct the row") from error
+                actual = f"half of a surrogate pair at place {error.start}"
+                raise refusal(where, "a text of whole characters", actual, "correct the row") from error
     elif isinstance(value, float):
         if not math.isfinite(value):
             raise refusal(where, "a number, or null for none", str(value), "correct the row")
@@ -99,12 +98,11 @@ def _text_file(path: Path) -> Located:
 
 
 def _readable(path: Path, rows: Located) -> Located:
-    """Refuse a file that cannot be read to its end."""
     try:
         yield from rows
     except (OSError, EOFError, zlib.error) as error:
-        got = str(getattr(error, "strerror", None) or error)
-        raise refusal(str(path), f"a {path.suffix} file that can be read", got, "write it again") from error
+        actual = str(getattr(error, "strerror", None) or error)
+        raise refusal(str(path), f"a {path.suffix} file that can be read", actual, "write it again") from error
     except UnicodeDecodeError as error:
         raise refusal(str(path), "text in UTF-8", str(error), "save it as UTF-8") from error
 
@@ -116,7 +114,6 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def _json_rows(path: Path) -> Located:
-    """Yield the objects of a JSON Lines file or of one JSON array."""
     with _open(path) as file:
         beginning = file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")
     yield from _array(path) if beginning.startswith(b"[") else _json_lines(path)
@@ -134,16 +131,16 @@ def _json_lines(path: Path) -> Located:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 where = f"{path}:{number}"
-                do = "correct or remove the line; a file may also be one array of objects"
-                yield number, where, _object(parsed(line, where, "one JSON object on the line", do), where)
+                fix = "correct or remove the line; a file may also be one array of objects"
+                yield number, where, _object(parsed(line, where, "one JSON object on the line", fix), where)
 
 
-def parsed(text: str | bytes, where: str, expected: str, do: str) -> Any:
+def parsed(text: str | bytes, where: str, expected: str, fix: str) -> Any:
     """Parse JSON; refuse text that is none, repeats a key, or has NaN or an infinity (`BadInput`)."""
     try:
         return json.loads(text, object_pairs_hook=unique_keys, parse_constant=not_json)
     except (ValueError, RecursionError) as error:
-        raise refusal(where, expected, str(error), do) from error
+        raise refusal(where, expected, str(error), fix) from error
 
 
 def _object(row: Any, where: str) -> dict[str, Any]:
@@ -166,8 +163,8 @@ def _table(path: Path, delimiter: str) -> Located:
             for cells in table:
                 number, next_line = next_line, table.line_num + 1
                 if cells and len(cells) != len(names):
-                    got = f"{len(cells)} cells"
-                    raise refusal(f"{path}:{number}", f"{len(names)} cells, as many as names", got, "correct the line")
+                    expected, actual = f"{len(names)} cells, as many as names", f"{len(cells)} cells"
+                    raise refusal(f"{path}:{number}", expected, actual, "correct the line")
                 if cells:
                     yield number, f"{path}:{number}", dict(zip(names, cells, strict=True))
         except csv.Error as error:
@@ -227,10 +224,9 @@ def _number_rows(where: object, rows: Iterable[dict[str, Any]]) -> Located:
 
 
 def _hub(path: str) -> Located:
-    """Return the rows of a data set of the hub, which the library `datasets` downloads and caches."""
     if "://" in path or Path(path).exists():
-        got = "an address, which is not read" if "://" in path else "a pipe or device, which cannot be read twice"
-        raise refusal(path, "a data file, a datasets folder or a hub name", got, "save it as a file, and name that")
+        actual = "an address, which is not read" if "://" in path else "a pipe or device, which cannot be read twice"
+        raise refusal(path, "a data file, a datasets folder or a hub name", actual, "save it as a file, and name that")
     named = HUB.fullmatch(path)
     if (
         named is None
@@ -241,11 +237,12 @@ def _hub(path: str) -> Located:
     try:
         import datasets
     except ImportError as error:
-        do = f"pip install 'sparring[datasets]', or save it: load_dataset({named[1]!r}, split=...).save_to_disk(folder)"
-        raise refusal(path, "a data file here, or the datasets package for a hub name", "neither", do) from error
+        save = f"load_dataset({named[1]!r}, split=...).save_to_disk(folder)"
+        fix = f"pip install 'sparring[datasets]', or save it: {save}"
+        raise refusal(path, "a data file here, or the datasets package for a hub name", "neither", fix) from error
 
     *configuration, split = named[3].lstrip(":").split(":")
-    do = "write owner/name:configuration:split, or save it with save_to_disk(folder) and name the folder"
-    with boundary(BadInput, path, "a data set on the hub", do):
+    fix = "write owner/name:configuration:split, or save it with save_to_disk(folder) and name the folder"
+    with boundary(BadInput, path, "a data set on the hub", fix):
         rows = datasets.load_dataset(named[1], *configuration, split=split or "train", revision=named[2])
         return _number_rows(path, list(rows))

@@ -110,9 +110,9 @@ def _preference(row: Mapping[str, Any], where: str, single: bool) -> Preference:
         shared = next((n for n, (a, b) in enumerate(pairs) if a != b), len(pairs))
         prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
         if given is not None and given not in (prompt, prompt[-1:]):
-            got = "another: the replies are whole conversations that begin differently"
-            do = "leave out the column 'prompt', or begin both replies with the assistant"
-            raise refusal(f"{where}, prompt", "the beginning of chosen and rejected, or its last message", got, do)
+            actual = "another: the replies are whole conversations that begin differently"
+            fix = "leave out the column 'prompt', or begin both replies with the assistant"
+            raise refusal(f"{where}, prompt", "the beginning of chosen and rejected, or its last message", actual, fix)
         _check_prompt(prompt, where)
     _check_reply(chosen, where, "chosen")
     _check_reply(rejected, where, "rejected")
@@ -139,9 +139,12 @@ def _turns(row: Mapping[str, Any], where: str) -> JudgedTurns:
     messages, labels = messages_of(row["messages"], f"{where}, messages"), row.get("labels")
     places = [place for place, message in enumerate(messages) if message.role == "assistant"]
     if not places or not places[0] or places[-1] != len(messages) - 1:
-        got = "none of the assistant" if not places else "one that begins with the assistant or ends with another"
+        actual = "none of the assistant" if not places else "one that begins with the assistant or ends with another"
         raise refusal(
-            f"{where}, messages", "a question, and a conversation that ends with the assistant", got, "correct the row"
+            f"{where}, messages",
+            "a question, and a conversation that ends with the assistant",
+            actual,
+            "correct the row",
         )
     if not isinstance(labels, list) or len(labels) != len(places) or all(label is None for label in labels):
         expected = f"{len(places)} of them, one for each message of the assistant, not all null"
@@ -169,8 +172,8 @@ def _prompt(row: Mapping[str, Any], where: str) -> Messages:
 
 def _check_prompt(prompt: Messages, where: str) -> None:
     if not prompt or prompt[-1].role == "assistant" or prompt[0].role == "assistant":
-        got = "none" if not prompt else "one that begins or ends with the assistant"
-        raise refusal(where, "a prompt that waits for the assistant", got, "correct the row")
+        actual = "none" if not prompt else "one that begins or ends with the assistant"
+        raise refusal(where, "a prompt that waits for the assistant", actual, "correct the row")
     check_said(prompt, where)
 
 

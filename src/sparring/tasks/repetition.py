@@ -20,10 +20,6 @@ class LostTasksAgain:
     A lost task waits until another group has finished or the source has ended. Otherwise a task that breaks its
     environment could be the only one that runs. Repetition depends only on the observed groups, so a resumed run
     repeats the same tasks. A repeated group has a new admission index, and so fresh random numbers.
-
-    Args:
-        source: source of new tasks.
-        most: maximum number of repetitions of a task; 0: none.
     """
 
     def __init__(self, source: TaskSource, most: int) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import xxhash
 
+from sparring.envs.splits import Stream
 from sparring.generation import GenerateRequest
 from sparring.protocols import Boxes, Renderer, Sandbox
 from sparring.render.config import Thoughts
@@ -65,7 +66,8 @@ def toy_task(number: int = 0, *, split: str = "train", limits: Limits = Limits()
 
 
 class ToyEnv:
-    """One sum. A reply without a call ends the task; the last number of that reply is the answer."""
+    """One sum. A reply without a call ends the task; the last number of that reply is the answer. Implements
+    `SingleEnv`."""
 
     tools: tuple[ToolSpec, ...] = (ADD,)
 
@@ -80,7 +82,6 @@ class ToyEnv:
         return Observation()
 
     async def step(self, reply: Message) -> Observation:
-        """Answer calls, or take the reply as the answer."""
         if not reply.tool_calls:
             self._answer = reply.content
             return Observation(done=True)
@@ -100,35 +101,14 @@ class ToyEnv:
         return Score(reward=float(right), success=right)
 
     async def close(self) -> None:
-        """Record that the environment was closed."""
         self.closed = True
 
 
-class ToyTasks:
-    """Endless sums, or `length` sums; a resume continues at the exact task."""
+class ToyTasks(Stream):
+    """Endless sums, or `length` sums."""
 
     def __init__(self, split: str, length: int | None) -> None:
-        self._split = split
-        self._length = length
-        self._next = 0
-
-    def next(self) -> Task | None:
-        """Return the next sum, None at the end."""
-        if self._length is not None and self._next >= self._length:
-            return None
-        self._next += 1
-        return toy_task(self._next - 1, split=self._split)
-
-    def observe(self, group: Any) -> None:
-        """Ignore results: sums do not depend on them."""
-
-    def state(self) -> Mapping[str, Any]:
-        """Return the position of the stream."""
-        return {"next": self._next}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue at a position that `state` returned."""
-        self._next = state["next"]
+        super().__init__(lambda index: toy_task(index, split=split) if length is None or index < length else None)
 
 
 class ToyWorld:
@@ -145,11 +125,9 @@ class ToyWorld:
         return 0, 0
 
     def tasks(self, split: str, seed: int) -> ToyTasks:
-        """Return sums of a split; 20 of them for evaluation."""
         return ToyTasks(split, None if split == "train" else 20)
 
     def expert(self, task: Task) -> Callable[[Sequence[Message]], Message] | None:
-        """Return an expert that calls the tool and repeats its result."""
         return lambda messages: _expert(task.data["a"], task.data["b"], messages[-1])
 
 

@@ -53,8 +53,8 @@ class Average:
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Restore the average from `state`; refuse the state of another model (`BadInput`)."""
         if state.keys() != self._values.keys():
-            got = f"a difference in {sorted(state.keys() ^ self._values.keys())[:3]}"
-            raise refusal("moving average", "this model's parameters", got, "restore the model it was saved from")
+            found = f"a difference in {sorted(state.keys() ^ self._values.keys())[:3]}"
+            raise refusal("moving average", "this model's parameters", found, "restore the model it was saved from")
         for name, value in self._values.items():
             value.copy_(state[name])
         self._write_back()

@@ -7,7 +7,7 @@ Shapes: n elements of one parameter, B blocks of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -69,6 +69,18 @@ def _sums(pieces: Sequence[torch.Tensor], rows: int) -> list[float]:
         few = few[:, :width] + few[:, width:]
     sums: list[float] = few[:, 0].tolist()
     return sums
+
+
+def buckets(sizes: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
+    """Divide things of these sizes into ranges [first, end) of at most `most` together, or of one thing."""
+    first, total = 0, 0
+    for index, size in enumerate(sizes):
+        if index > first and total + size > most:
+            yield first, index
+            first, total = index, 0
+        total += size
+    if sizes:
+        yield first, len(sizes)
 
 
 def norm_of(squares: Iterable[float]) -> float:

@@ -19,7 +19,7 @@ from sparring.train import tensor_files
 from sparring.train.best import best_of
 from sparring.train.optimiser_state import StoredOptimiser
 from sparring.train.ranks import ALONE, Ranks, agree
-from sparring.train.trained_weights import Held, drain
+from sparring.train.trained_weights import TrainedWeights, drain
 from sparring.types import CheckpointRef
 from sparring.weights.checksum import checksum
 
@@ -43,7 +43,7 @@ def write(
     tensors: Mapping[str, Mapping[str, torch.Tensor]],
     manifest: Mapping[str, Any],
     ranks: Ranks = ALONE,
-    weights: Held | None = None,
+    weights: TrainedWeights | None = None,
 ) -> None:
     """Write one checkpoint folder: every file of `tensors` and the weights, then the manifest with their checksums, and
     then one rename.
@@ -94,7 +94,7 @@ def _write_files(staging: Path, tensors: Mapping[str, Mapping[str, torch.Tensor]
     return json.dumps({name: checksum(values) for name, values in tensors.items()}).encode()
 
 
-def _write_weights(path: Path, weights: Held, *, writes: bool) -> bytes:
+def _write_weights(path: Path, weights: TrainedWeights, *, writes: bool) -> bytes:
     """Write the file of the weights and return its checksum as JSON, or only take part in gathering the tensors."""
     tensors = weights.tensors()
     try:
@@ -119,12 +119,8 @@ def _commit(staging: Path, path: Path, manifest: Mapping[str, Any]) -> bytes:
 def read(
     path: Path, device: torch.device | str = "cpu", ranks: Ranks = ALONE
 ) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]:
-    """Return the manifest of a checkpoint folder, and its tensors by file, verified. The optimiser's files are only
-    verified here, each by one rank; `stored_optimiser` reads them.
-
-    Raises:
-        StoreError: the checkpoint is damaged, or lacks a file.
-    """
+    """Return the manifest of a checkpoint folder, and its tensors by file; refuse damaged or missing files
+    (`StoreError`). The optimiser's files are only verified, each by one rank; `stored_optimiser` reads them."""
     manifest: dict[str, Any] = {}
     tensors: dict[str, dict[str, torch.Tensor]] = {}
 
@@ -183,8 +179,8 @@ def _check_shards(path: Path, manifest: Mapping[str, Any]) -> None:
         count = len(manifest[SHARDS])
         expected = {SHARD.format(number + 1, count) for number in range(count)}
         if not expected == manifest[SHARDS].keys() <= manifest["checksums"].keys():
-            got = ", ".join(sorted(manifest[SHARDS].keys() & manifest["checksums"].keys()))
-            raise StoreError(f"checkpoint {path}: expected all shards of the optimiser, got {got}; {WAY_OUT}")
+            found = ", ".join(sorted(manifest[SHARDS].keys() & manifest["checksums"].keys()))
+            raise StoreError(f"checkpoint {path}: expected all shards of the optimiser, got {found}; {WAY_OUT}")
 
 
 def retain(

@@ -76,8 +76,9 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def replaced(self, keys: Mapping[str, Any]) -> TrainConfig:
         """Return these settings with some keys replaced by those of a stage or a model. A `token_budget` of 0 in `keys`
         does not replace this one's, because the machine's memory decides once for a run."""
-        left = {"token_budget"} if keys.get("token_budget") == 0 else set()
-        return msgspec.structs.replace(self, **{key: value for key, value in keys.items() if key not in left})
+        automatic = keys.get("token_budget") == 0
+        changes = {key: value for key, value in keys.items() if not (automatic and key == "token_budget")}
+        return msgspec.structs.replace(self, **changes)
 
     @property
     def tokens_at_once(self) -> int:

@@ -7,11 +7,11 @@ part is left out of the sum, as there: adding a zero would turn -0.0 into 0.0.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from sparring.train.blocks import Stretch
+from sparring.train.blocks import Stretch, buckets
 from sparring.train.optimiser import Optimiser
 from sparring.train.ranks import Ranks
 
@@ -37,7 +37,7 @@ class GradientExchange:
             gradients: gradients of this rank by name, emptied on the way; those without one are missing.
             present: `presence` of the gradients of `names`, by rank.
         """
-        for first, end in _buckets([self._parameters[name].nbytes for name in names], self._at_once):
+        for first, end in buckets([self._parameters[name].nbytes for name in names], self._at_once):
             self._send(names[first:end], gradients, [of_rank[first:end] for of_rank in present])
 
     def _send(self, names: Sequence[str], gradients: dict[str, torch.Tensor], present: Sequence[bytes]) -> None:
@@ -86,15 +86,3 @@ def _packed(stretches: Sequence[tuple[torch.Tensor, Stretch]], size: int) -> tor
         data[at : at + length].view(gradient.dtype).copy_(gradient.detach().reshape(-1)[begin:end])
         at += _padded(length)
     return data
-
-
-def _buckets(sizes: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
-    """Divide parameters into ranges [first, end) of at most `most` bytes, or of one parameter."""
-    first, size = 0, 0
-    for index, each in enumerate(sizes):
-        if index > first and size + each > most:
-            yield first, index
-            first, size = index, 0
-        size += each
-    if sizes:
-        yield first, len(sizes)

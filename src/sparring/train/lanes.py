@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import torch
 
 from sparring.train.lane_sums import LaneSums
-from sparring.train.measure import Measures
+from sparring.train.measure import PlainMeasures
 from sparring.train.optimiser import Optimiser
 from sparring.train.parts import LANES, Compute
 from sparring.types import Sample
@@ -31,7 +31,7 @@ class Lanes:
             1, "trainer-lane", initializer=torch.set_num_threads, initargs=(max(1, threads // 2),)
         )
 
-    def run(self, micro_batches: Sequence[Sequence[Sequence[Sample]]], compute: Compute) -> Iterator[Measures]:
+    def run(self, micro_batches: Sequence[Sequence[Sequence[Sample]]], compute: Compute) -> Iterator[PlainMeasures]:
         with self._sums.collecting():
             for parts in micro_batches:
                 self._sums.begin()
@@ -40,7 +40,7 @@ class Lanes:
     def close(self) -> None:
         self._second.shutdown()
 
-    def _together(self, parts: Sequence[Sequence[Sample]], compute: Compute) -> list[Measures]:
+    def _together(self, parts: Sequence[Sequence[Sample]], compute: Compute) -> list[PlainMeasures]:
         """Compute one or two lanes in parallel."""
         if len(parts) == 1 or self._threads == 1:
             results = [self._lane(lane, rows, compute) for lane, rows in enumerate(parts)]
@@ -55,7 +55,7 @@ class Lanes:
             results.append(second.result())
         return [measures for measures in results if measures is not None]
 
-    def _lane(self, lane: int, rows: Sequence[Sample], compute: Compute) -> Measures | None:
+    def _lane(self, lane: int, rows: Sequence[Sample], compute: Compute) -> PlainMeasures | None:
         part = compute(rows)
         if part is not None:
             self._sums.backward(lane, part.loss)

@@ -87,13 +87,8 @@ class Measures:
         self._counts["sampled"] += int(sampled.sum())
         self._counts["stale"] += int(stale.sum())
 
-    def merge(self, later: Measures) -> None:
-        """Add the measures of later micro-batches. The measures of single micro-batches, added in their order, give the
-        bits of one `Measures` that saw them all."""
-        self.merge_plain(later.plain())
-
     def plain(self) -> PlainMeasures:
-        """Return all sums, counts and maxima as plain data."""
+        """Return everything as plain data."""
         return PlainMeasures(
             losses=dict(self._losses),
             sums=dict(self._sums),
@@ -102,8 +97,9 @@ class Measures:
             mismatch=tuple(self._mismatch.tolist()),
         )
 
-    def merge_plain(self, later: PlainMeasures) -> None:
-        """Add measures as from `plain`."""
+    def merge(self, later: PlainMeasures) -> None:
+        """Add the measures of later parts. Those of single parts, added in their order, give the bits of one `Measures`
+        that saw them all."""
         for term, loss in later.losses.items():
             self._losses[term] += loss
         for name, (amount, count) in later.sums.items():

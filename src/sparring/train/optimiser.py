@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
 from sparring.errors import refusal
-from sparring.train.blocks import Stretch, block_squares, norm_of, stretches
+from sparring.train.blocks import Stretch, block_squares, buckets, norm_of, stretches
 from sparring.train.config import TrainConfig
 from sparring.train.optimiser_state import STEP, StoredOptimiser
 from sparring.train.ranks import ALONE, Ranks
@@ -150,12 +150,12 @@ class Optimiser:
         masters = {name for name, p in self._parameters.items() if not _is_own_master(p)}
         stored = {name.removeprefix("master/") for name in state.names if name.startswith("master/")}
         if masters != stored:
-            do = "restore with the dtype it was saved with"
-            raise refusal("optimiser state", f"{len(masters)} float32 master weights", str(len(stored)), do)
+            advice = "restore with the dtype it was saved with"
+            raise refusal("optimiser state", f"{len(masters)} float32 master weights", str(len(stored)), advice)
         strangers = {name.partition("/")[2] for name in state.names} - self._parameters.keys()
         if strangers:
-            do = "restore the model it was saved from"
-            raise refusal("optimiser state", "this model's parameters", f"also {min(strangers)}", do)
+            advice = "restore the model it was saved from"
+            raise refusal("optimiser state", "this model's parameters", f"also {min(strangers)}", advice)
         with torch.no_grad():
             for name in masters & self._masters.keys():
                 self._masters[name].copy_(self._stored(state, f"master/{name}"))
@@ -186,7 +186,9 @@ class Optimiser:
     def _spread(self, targets: Mapping[str, torch.Tensor]) -> None:
         """Copy the masters of all ranks into tensors of the parameters' shapes, cast to their dtypes."""
         for owner, shard in enumerate(self.shards):
-            for names in _buckets({name: stretch for name, stretch in shard.items() if name in targets}):
+            every = [name for name in shard if name in targets]
+            for first, end in buckets([shard[name][1] - shard[name][0] for name in every], BUCKET):
+                names = every[first:end]
                 if owner == self._ranks.rank:
                     casts = [self._masters[name].to(targets[name].dtype) for name in names]
                     data = [cast.reshape(-1).view(torch.uint8) for cast in casts] if self._ranks.count > 1 else []
@@ -240,19 +242,6 @@ def _put(target: torch.Tensor, stretch: Stretch, values: torch.Tensor) -> None:
         flat = target.reshape(-1)  # a copy
         flat[stretch[0] : stretch[1]] = values.reshape(-1)
         target.copy_(flat.view(target.shape))
-
-
-def _buckets(stretches: Mapping[str, Stretch]) -> Iterator[list[str]]:
-    """Divide stretches into lists of at most `BUCKET` elements, or of a single stretch."""
-    names, size = list[str](), 0
-    for name, (begin, end) in stretches.items():
-        if names and size + end - begin > BUCKET:
-            yield names
-            names, size = [], 0
-        names.append(name)
-        size += end - begin
-    if names:
-        yield names
 
 
 def learning_rate(config: TrainConfig, step: int, total_steps: int) -> float:

@@ -46,7 +46,7 @@ class StoredOptimiser:
         with ExitStack() as opened:
             for file, stretches in files.items():
                 tensors = opened.enter_context(safe_open(file, framework="pt"))
-                for key in tensors.keys():  # noqa: SIM118: it is no dictionary
+                for key in tensors.keys():
                     name = key.partition("/")[2]
                     begin, end = (0, sizes.get(name, 0)) if stretches is None else stretches[name]
                     self._pieces.setdefault(key, []).append(_Piece(begin, end, tensors))
@@ -68,7 +68,7 @@ class StoredOptimiser:
 
     @property
     def names(self) -> list[str]:
-        """Names of all tensors."""
+        """Names of all tensors, `<kind>/<parameter>`."""
         return list(self._pieces)
 
     def steps(self, name: str) -> torch.Tensor:

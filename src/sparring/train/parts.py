@@ -13,7 +13,7 @@ import torch
 
 from sparring.batch.tensors import MicroBatch
 from sparring.protocols import LossResult
-from sparring.train.measure import Measures
+from sparring.train.measure import Measures, PlainMeasures
 from sparring.types import Sample
 
 LANES = 2
@@ -26,7 +26,7 @@ class Part(NamedTuple):
     """Part before its backward pass: its loss, with a graph, and a function that returns its measures."""
 
     loss: torch.Tensor
-    measures: Callable[[], Measures]
+    measures: Callable[[], PlainMeasures]
 
 
 Compute = Callable[[Sequence[Sample]], Part | None]
@@ -38,7 +38,7 @@ class Parts(Protocol):
 
     lanes: int
 
-    def run(self, micro_batches: Sequence[Sequence[Sequence[Sample]]], compute: Compute) -> Iterator[Measures]:
+    def run(self, micro_batches: Sequence[Sequence[Sequence[Sample]]], compute: Compute) -> Iterator[PlainMeasures]:
         """Compute all parts of each micro-batch and add their gradients to the optimiser, in the order of the parts;
         yield the measures of each part that has tokens to train. After an error the optimiser has no gradients."""
         ...
@@ -50,9 +50,9 @@ class Parts(Protocol):
 
 def measured(
     measures: Measures, micro: MicroBatch, logprobs: torch.Tensor | None, results: Mapping[str, LossResult]
-) -> Measures:
+) -> PlainMeasures:
     """Add the tokens and losses of one part to `measures`, and return them."""
     measures.add_tokens(micro, logprobs)
     for term, result in results.items():
         measures.add_loss(term, result)
-    return measures
+    return measures.plain()

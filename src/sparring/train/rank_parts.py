@@ -9,11 +9,38 @@ import msgspec
 import torch
 
 from sparring.train.exchange import BUCKET, GradientExchange, presence
-from sparring.train.measure import Measures, PlainMeasures
+from sparring.train.measure import PlainMeasures
 from sparring.train.optimiser import Optimiser
 from sparring.train.parts import LANES, Compute
 from sparring.train.ranks import Ranks, agree
 from sparring.types import Sample
+
+Round = Callable[[Sequence[Sample] | None, Compute], list[PlainMeasures]]
+"""Function that computes this rank's part of a round, None in a rank without one, adds the gradients of all ranks to
+the optimiser, and returns the measures of all ranks."""
+
+
+class Dealt:
+    """Parts that are dealt to ranks, one part of each round to each. Implements `Parts`."""
+
+    lanes = LANES
+
+    def __init__(self, optimiser: Optimiser, ranks: Ranks, compute_round: Round) -> None:
+        self._optimiser, self._ranks, self._round = optimiser, ranks, compute_round
+
+    def run(self, micro_batches: Sequence[Sequence[Sequence[Sample]]], compute: Compute) -> Iterator[PlainMeasures]:
+        parts, complete = [part for parts in micro_batches for part in parts], False
+        try:
+            for first in range(0, len(parts), self._ranks.count):
+                own = first + self._ranks.rank
+                yield from self._round(parts[own] if own < len(parts) else None, compute)
+            complete = True
+        finally:
+            if not complete:  # the set of gradients that was added is arbitrary
+                self._optimiser.discard()
+
+    def close(self) -> None:
+        """Do nothing: it has no threads."""
 
 
 class _Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,64 +51,24 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
     measures: PlainMeasures | None = None
 
 
-class Dealt:
-    """Parts that are dealt to ranks; `at_once` as in `GradientExchange`. Implements `Parts`."""
+def exchanged(optimiser: Optimiser, ranks: Ranks, at_once: int = BUCKET) -> Round:
+    """Return a round whose gradients are exchanged after each part's backward pass; `at_once` as in
+    `GradientExchange`."""
+    exchange, names = GradientExchange(optimiser, ranks, at_once), optimiser.names
 
-    lanes = LANES
-
-    def __init__(self, optimiser: Optimiser, ranks: Ranks, at_once: int = BUCKET) -> None:
-        self._optimiser, self._ranks = optimiser, ranks
-        self._exchange = GradientExchange(optimiser, ranks, at_once)
-
-    def run(self, micro_batches: Sequence[Sequence[Sequence[Sample]]], compute: Compute) -> Iterator[Measures]:
-        return in_rounds(micro_batches, self._ranks, self._optimiser, lambda rows: self._round(rows, compute))
-
-    def close(self) -> None:
-        """Do nothing: it has no threads."""
-
-    def _round(self, rows: Sequence[Sample] | None, compute: Compute) -> list[Measures]:
-        """Compute this rank's part, and exchange its gradients with the other ranks'."""
-        names, gradients = self._optimiser.names, dict[str, torch.Tensor]()
+    def compute_round(rows: Sequence[Sample] | None, compute: Compute) -> list[PlainMeasures]:
+        gradients = dict[str, torch.Tensor]()
 
         def own() -> bytes:
             part = None if rows is None else compute(rows)
             if part is None:
                 return msgspec.msgpack.encode(_Report())
-            found = torch.autograd.grad(part.loss, self._optimiser.parameters, allow_unused=True)
+            found = torch.autograd.grad(part.loss, optimiser.parameters, allow_unused=True)
             gradients.update((name, one) for name, one in zip(names, found, strict=True) if one is not None)
-            report = _Report(present=presence(names, gradients), measures=part.measures().plain())
-            return msgspec.msgpack.encode(report)
+            return msgspec.msgpack.encode(_Report(present=presence(names, gradients), measures=part.measures()))
 
-        reports = [msgspec.msgpack.decode(data, type=_Report) for data in agree(self._ranks, own)]
-        self._exchange.run(names, gradients, [each.present or bytes(len(names)) for each in reports])
-        return [measures_of(each.measures) for each in reports if each.measures is not None]
+        reports = [msgspec.msgpack.decode(data, type=_Report) for data in agree(ranks, own)]
+        exchange.run(names, gradients, [each.present or bytes(len(names)) for each in reports])
+        return [each.measures for each in reports if each.measures is not None]
 
-
-def in_rounds(
-    micro_batches: Sequence[Sequence[Sequence[Sample]]],
-    ranks: Ranks,
-    optimiser: Optimiser,
-    compute: Callable[[Sequence[Sample] | None], list[Measures]],
-) -> Iterator[Measures]:
-    """Compute parts in rounds, one part of each round in each rank; yield their measures in the order of the parts.
-
-    Args:
-        compute: function that computes this rank's part of a round, None in a rank without one, adds the gradients of
-            all ranks to the optimiser, and returns the measures of all ranks.
-    """
-    parts, complete = [part for parts in micro_batches for part in parts], False
-    try:
-        for first in range(0, len(parts), ranks.count):
-            own = first + ranks.rank
-            yield from compute(parts[own] if own < len(parts) else None)
-        complete = True
-    finally:
-        if not complete:  # the set of gradients that was added is arbitrary
-            optimiser.discard()
-
-
-def measures_of(plain: PlainMeasures) -> Measures:
-    """Return the measures of a part that another rank has computed."""
-    measures = Measures(0)
-    measures.merge_plain(plain)
-    return measures
+    return compute_round

@@ -51,13 +51,8 @@ class Ranks(Protocol):
         ...
 
     def exchange(self, given: torch.Tensor, lengths: Sequence[int], sizes: Sequence[int]) -> list[torch.Tensor]:
-        """Send bytes to each rank; return those that each rank sent to this one.
-
-        Args:
-            given: bytes for all ranks, uint8, in the order of the ranks.
-            lengths: number of bytes for each rank.
-            sizes: number of bytes that each rank sends to this one.
-        """
+        """Send bytes to each rank: `lengths` of those of `given`, uint8, in the order of the ranks. Return what each
+        rank sent to this one, `sizes` bytes."""
         ...
 
     def broadcast(self, data: torch.Tensor, owner: int) -> None:

@@ -84,7 +84,7 @@ class Gathered:
         for name, parameter in self._parameters.items():
             parameter.data = self._view(name)
             parameter.register_hook(partial(self._take, name))
-        packed, first = packed_parts(model), set[str]()
+        packed, first = model.packed_parts(), set[str]()
         self._stages = list[Stage]()
         for names in stages:
             gives = tuple(name for name in names if name not in first)
@@ -98,7 +98,7 @@ class Gathered:
         self._backward += [(kind, stage) for stage in range(last - 1, 0, -1) for kind in (GATHER, EXCHANGE)]
         self._backward += [(EXCHANGE, 0)]
         self._script, self._done, self._trains = list[Step](), 0, False
-        self._held: tuple[Product | RowExperts, ...] = ()
+        self._packed: tuple[Product | RowExperts, ...] = ()
         self._spare: list[torch.Tensor] = []
         decoder = model.decoder
         assert decoder is not None, "its stages were named"
@@ -151,8 +151,8 @@ class Gathered:
         """Do the next step of the script, which has to be this one (`OutOfStep`)."""
         expected = self._script[self._done] if self._done < len(self._script) else ("nothing", -1)
         if expected != (kind, stage):
-            where, got = f"rank {self._ranks.rank}", f"{kind} of stage {stage}"
-            raise OutOfStep(f"{where}: expected {expected[0]} of stage {expected[1]}, got {got}; report it")
+            where, found = f"rank {self._ranks.rank}", f"{kind} of stage {stage}"
+            raise OutOfStep(f"{where}: expected {expected[0]} of stage {expected[1]}, got {found}; report it")
         with in_step(f"rank {self._ranks.rank}: {kind} of stage {stage}"):
             if kind == GATHER:
                 for piece in self._stages[stage].pieces:
@@ -178,12 +178,12 @@ class Gathered:
 
     def _repack(self, parts: tuple[Product | RowExperts, ...]) -> None:
         """Drop the packed copies of the stage before, and pack this stage's, in the same memory if it fits."""
-        for part in self._held:
+        for part in self._packed:
             if isinstance(part, Product):
                 self._spare.append(part.drop())
             else:
                 part.drop()
-        self._held = parts
+        self._packed = parts
         for part in parts:
             if isinstance(part, Product):
                 part.refresh(self._storage(part))
@@ -243,8 +243,8 @@ def stages_of(model: CausalModel, names: Mapping[int, str]) -> list[list[str]]:
         BadInput: the model has no decoder with stages, or is trained by an adapter.
     """
     if not isinstance(model.decoder, LlamaDecoder):
-        expected, got = f"a model of {', '.join(FAMILY)}", model.config.model_type
-        raise refusal(SHARD, expected, got, OTHERWISE)
+        expected, found = f"a model of {', '.join(FAMILY)}", model.config.model_type
+        raise refusal(SHARD, expected, found, OTHERWISE)
     if model.adapters.everywhere is not None:
         raise refusal(SHARD, "a model that is trained as a whole", "an adapter", OTHERWISE)
     body: Any = model.module.base_model
@@ -270,17 +270,3 @@ def _places(parameters: Mapping[str, nn.Parameter], stages: Sequence[Sequence[st
             at = places.setdefault(name, at) + -(-parameters[name].nbytes // ALIGNMENT) * ALIGNMENT
         size = max(size, at)
     return places, size
-
-
-def packed_parts(model: CausalModel) -> list[tuple[Product | RowExperts, nn.Parameter]]:
-    """Return all parts of a model with packed copies, each with a parameter that it packs."""
-    joined = {part for product in (model.decoder.joined if model.decoder else ()) for part in product.parts}
-    found = list[tuple[Product | RowExperts, nn.Parameter]]()
-    for part in model.parts:
-        if isinstance(part, Product):
-            found.append((part, part.parts[0].weight))
-        elif isinstance(part, RowExperts):
-            found.append((part, part.gate_up_proj))
-        elif part not in joined:
-            found.append((part.product, part.weight))
-    return found

@@ -12,11 +12,11 @@ import torch
 
 from sparring.model.causal import CausalModel
 from sparring.store.codec import decode, encode
-from sparring.train.measure import Measures, PlainMeasures
+from sparring.train.measure import PlainMeasures
 from sparring.train.non_finite import check_finite
 from sparring.train.optimiser import Optimiser
-from sparring.train.parts import LANES, Compute, Parts
-from sparring.train.rank_parts import in_rounds, measures_of
+from sparring.train.parts import Compute, Parts
+from sparring.train.rank_parts import Dealt
 from sparring.train.ranks import Ranks, agree
 from sparring.train.sharded_parameters import Gathered, stages_of
 from sparring.train.trained_weights import drain
@@ -28,22 +28,19 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class ShardedParts:
-    """Parts that are dealt to ranks; each rank gathers the parameters layer by layer. Implements `Parts`."""
+class ShardedWeights:
+    """Weights of a model in shards; the `optimiser` has all its parameters, with masters apart. Implements
+    `TrainedWeights`."""
 
-    lanes = LANES
+    def __init__(self, model: CausalModel, optimiser: Optimiser, ranks: Ranks) -> None:
+        self._model, self._optimiser, self._ranks = model, optimiser, ranks
+        names = {id(parameter): name for name, parameter in zip(optimiser.names, optimiser.parameters, strict=True)}
+        self._gathered = Gathered(model, optimiser, stages_of(model, names), ranks)
+        self.parts: Parts = Dealt(optimiser, ranks, self._round)
+        self._published = ExitStack()
 
-    def __init__(self, optimiser: Optimiser, gathered: Gathered, ranks: Ranks) -> None:
-        self._optimiser, self._gathered, self._ranks = optimiser, gathered, ranks
-
-    def run(self, micro_batches: Sequence[Sequence[Sequence[Sample]]], compute: Compute) -> Iterator[Measures]:
-        return in_rounds(micro_batches, self._ranks, self._optimiser, lambda rows: self._round(rows, compute))
-
-    def close(self) -> None:
-        """Do nothing: it has no threads."""
-
-    def _round(self, rows: Sequence[Sample] | None, compute: Compute) -> list[Measures]:
-        """Compute this rank's part, whose gradients are exchanged during the backward pass."""
+    def _round(self, rows: Sequence[Sample] | None, compute: Compute) -> list[PlainMeasures]:
+        """Compute a round whose gradients are exchanged during the backward pass (`rank_parts.Round`)."""
 
         def own() -> bytes:
             with self._gathered.passes(backward=True):
@@ -51,21 +48,10 @@ class ShardedParts:
                 if part is None:
                     return msgspec.msgpack.encode(None)
                 torch.autograd.grad(part.loss, self._optimiser.parameters, allow_unused=True)
-                return msgspec.msgpack.encode(part.measures().plain())
+                return msgspec.msgpack.encode(part.measures())
 
         reports = [msgspec.msgpack.decode(data, type=PlainMeasures | None) for data in agree(self._ranks, own)]
-        return [measures_of(each) for each in reports if each is not None]
-
-
-class ShardedWeights:
-    """Weights of a model in shards; the `optimiser` has all its parameters, with masters apart. Implements `Held`."""
-
-    def __init__(self, model: CausalModel, optimiser: Optimiser, ranks: Ranks) -> None:
-        self._model, self._optimiser, self._ranks = model, optimiser, ranks
-        names = {id(parameter): name for name, parameter in zip(optimiser.names, optimiser.parameters, strict=True)}
-        self._gathered = Gathered(model, optimiser, stages_of(model, names), ranks)
-        self.parts: Parts = ShardedParts(optimiser, self._gathered, ranks)
-        self._published = ExitStack()
+        return [each for each in reports if each is not None]
 
     def computing(self) -> AbstractContextManager[None]:
         return self._gathered.passes()

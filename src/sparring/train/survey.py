@@ -27,9 +27,7 @@ def surveyed(
     Returns the rows unchanged if no loss `needs_survey`. The tokens are in the order of the rows, so the result does
     not depend on the token budget or on the micro-batches.
 
-    Args:
-        rows: all rows of the optimiser step.
-        forward: function that computes quantities of every weighted token, without gradients (`LocalTrainer._forward`).
+    `forward` computes quantities of every weighted token, without gradients.
     """
     surveying = [loss for loss in losses if loss.term in denominators and needs_survey(loss, rows)]
     if not surveying or not rows:
@@ -38,7 +36,7 @@ def surveyed(
     needs = sorted(set[str]().union(*(loss.needs.quantities for loss in surveying)) - {"divergence"})
     values = forward(rows, set(needs))
     micro = micro_batch(rows, denominators, idle_tokens=True)
-    weighted = [[any(weights) for weights in zip(*row.weights.values(), strict=True)] for row in rows]
+    weighted = list(map(weighted_tokens, rows))
     quantities = {
         name: torch.tensor([x for row, mask in zip(values, weighted, strict=True) for x in compress(row[name], mask)])
         for name in needs
@@ -47,20 +45,22 @@ def surveyed(
         name: iter(column.tolist()) for loss in surveying for name, column in loss.survey(quantities, micro).items()
     }
     return [
-        replace(row, annotations={**row.annotations, **{n: _spread(column, mask) for n, column in columns.items()}})
+        replace(row, annotations={**row.annotations, **{n: spread(column, mask) for n, column in columns.items()}})
         for row, mask in zip(rows, weighted, strict=True)
     ]
 
 
 def needs_survey(loss: Loss, rows: Sequence[Sample]) -> TypeGuard[SurveyingLoss]:
-    """Return whether a loss has to see all tokens of the step at once.
-
-    It does if it declares so, or if its unit is the sequence and a trajectory has several rows, which may be in
-    different micro-batches.
-    """
+    """Return whether a loss has to see all tokens of the step at once: it declares so, or its unit is the sequence and
+    a trajectory has several rows, which may be in different micro-batches."""
     return loss.needs.survey or loss.needs.unit == "sequence" and len({row.trajectory for row in rows}) < len(rows)
 
 
-def _spread(column: Iterator[float], mask: Sequence[bool]) -> tuple[float, ...]:
+def weighted_tokens(row: Sample) -> list[bool]:
+    """Return for each token of a row whether some term weighs it."""
+    return [any(weights) for weights in zip(*row.weights.values(), strict=True)] or [False] * len(row.tokens)
+
+
+def spread(column: Iterator[float], mask: Sequence[bool]) -> tuple[float, ...]:
     """Take the next values of `column` at set positions of the mask, with 0.0 elsewhere."""
     return tuple([next(column) if is_weighted else 0.0 for is_weighted in mask])

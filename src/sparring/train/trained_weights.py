@@ -24,7 +24,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Held(Protocol):
+class TrainedWeights(Protocol):
     """Weights of a trainer, in this process, and the computation of a batch's parts."""
 
     parts: Parts
@@ -72,7 +72,7 @@ class Held(Protocol):
 
 
 class WholeWeights:
-    """Weights that every rank has whole. Implements `Held`."""
+    """Weights that every rank has whole. Implements `TrainedWeights`."""
 
     def __init__(self, trained: CausalModel | Adapter, optimiser: Optimiser, parts: Parts, ranks: Ranks) -> None:
         self._trained, self._optimiser, self.parts, self._ranks = trained, optimiser, parts, ranks
@@ -107,6 +107,6 @@ class WholeWeights:
 
 
 def drain(tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
-    """Read the rest of `Held.tensors`, after an error too, because the other ranks gather it."""
+    """Read the rest of `TrainedWeights.tensors`, after an error too, because the other ranks gather it."""
     for _ in tensors:
         pass

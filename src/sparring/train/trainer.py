@@ -37,12 +37,12 @@ from sparring.train.non_finite import DROPPED, FiniteSteps
 from sparring.train.optimiser import Optimiser, learning_rate
 from sparring.train.parts import Part, Parts, measured
 from sparring.train.quantities import Quantities
-from sparring.train.rank_parts import Dealt
+from sparring.train.rank_parts import Dealt, exchanged
 from sparring.train.ranks import RankLayout, agree
 from sparring.train.sharded_parameters import OTHERWISE, SHARD
 from sparring.train.sharded_weights import ShardedWeights
-from sparring.train.survey import surveyed
-from sparring.train.trained_weights import Held, WholeWeights
+from sparring.train.survey import spread, surveyed, weighted_tokens
+from sparring.train.trained_weights import TrainedWeights, WholeWeights
 from sparring.types import Batch, CheckpointRef, Sample, StepResult, WeightRef
 from sparring.weights.checksum import checksum
 from sparring.weights.inline import Probe
@@ -123,16 +123,16 @@ class LocalTrainer:
         self._idle_tokens = any(loss.needs.idle_tokens for loss in losses)
         threads = threads or torch.get_num_threads()
         self._loaded = dict[str, str]()
-        self._held = self._sharded(self._averages) if layout.sharded else self._whole(threads)
+        self._weights = self._sharded(self._averages) if layout.sharded else self._whole(threads)
         self._worker = ThreadPoolExecutor(1, f"trainer-{name}", initializer=torch.set_num_threads, initargs=(threads,))
 
-    def _whole(self, threads: int) -> Held:
-        parts: Parts = Dealt(self._optimiser, self._ranks)
+    def _whole(self, threads: int) -> TrainedWeights:
+        parts: Parts = Dealt(self._optimiser, self._ranks, exchanged(self._optimiser, self._ranks))
         if self._ranks.count == 1:
             parts = Lanes(self._optimiser, threads=threads, on_cpu=self._model.device.type == "cpu")
         return WholeWeights(self._trained, self._optimiser, parts, self._ranks)
 
-    def _sharded(self, averages: Mapping[str, Average]) -> Held:
+    def _sharded(self, averages: Mapping[str, Average]) -> TrainedWeights:
         if averages:
             raise refusal(SHARD, "a model without a moving average", min(averages), OTHERWISE)
         self._loaded[self._name] = checksum(self._model.state())  # afterwards no rank has all of them
@@ -215,12 +215,12 @@ class LocalTrainer:
     async def close(self) -> None:
         """Finish pending calls and end the worker threads. Can be called twice."""
         await asyncio.to_thread(self._worker.shutdown)
-        await asyncio.to_thread(self._held.parts.close)
+        await asyncio.to_thread(self._weights.parts.close)
         self.release()
 
     def release(self) -> None:
         """Remove weights that are still published. May be called from another thread."""
-        self._held.close()
+        self._weights.close()
 
     async def _run_in_worker(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, function, *arguments)
@@ -228,7 +228,7 @@ class LocalTrainer:
     @torch.no_grad()
     def _forward(self, rows: Sequence[Sample], needs: Set[str]) -> list[Mapping[str, PerToken]]:
         packs = pack(rows, self._config.tokens_at_once)
-        values = self._held.deal(packs, partial(self._forward_rows, needs), list[dict[str, PerToken]])
+        values = self._weights.deal(packs, partial(self._forward_rows, needs), list[dict[str, PerToken]])
         values_of = {
             id(row): of_row
             for packed, of_rows in zip(packs, values, strict=True)
@@ -242,14 +242,7 @@ class LocalTrainer:
         micro = micro_batch([replace(row, advantages=None) for row in rows], terms, self._model.device)
         values = self._quantities(micro, needs) if len(micro.targets) else {}
         columns = {name: iter(values[name].tolist() if values else ()) for name in needs}
-        weighted = [
-            [any(weights) for weights in zip(*row.weights.values(), strict=True)] or [False] * len(row.tokens)
-            for row in rows
-        ]
-        return [
-            {name: tuple(next(column) if is_set else 0.0 for is_set in mask) for name, column in columns.items()}
-            for mask in weighted
-        ]
+        return [{name: spread(column, mask) for name, column in columns.items()} for mask in map(weighted_tokens, rows)]
 
     def _score(self, teacher: str, request: ScoreRequest) -> Scores:
         return self._quantities.score(teacher, request, self._version)
@@ -275,8 +268,8 @@ class LocalTrainer:
         measures = self._measures()
         all_rows = surveyed(batch.rows, batch.denominators, list(self._losses.values()), self._forward)
         packed = self._pack_by_teacher([row for row in all_rows if row.label != 0])
-        parts = [cut_units(rows, self._held.parts.lanes, self._paired, self._model.context) for rows in packed]
-        for of_part in self._held.parts.run(parts, partial(self._part, batch.denominators)):
+        parts = [cut_units(rows, self._weights.parts.lanes, self._paired, self._model.context) for rows in packed]
+        for of_part in self._weights.parts.run(parts, partial(self._part, batch.denominators)):
             measures.merge(of_part)
             self._has_gradients = True
         give_back()  # memory of activations; the published weights will need about as much as the gradients
@@ -316,7 +309,7 @@ class LocalTrainer:
             norm = self._optimiser.step(rate)
             metrics |= {"grad_norm": norm, "updated": float(math.isfinite(norm))}
             metrics |= self._finite.add(norm, self._tokens, self._version + 1)
-            self._held.update()
+            self._weights.update()
             self._has_gradients = False
         self._steps += 1
         self._tokens = 0.0
@@ -330,33 +323,23 @@ class LocalTrainer:
 
     @torch.no_grad()
     def _push(self) -> WeightRef:
-        self._held.check_finite(self._name, self._version)
+        self._weights.check_finite(self._name, self._version)
         adapter = None if self._trained is self._model else self._name
         probe = None if self._model.is_scalar else self._probe()
-        return self._held.publish(self._name, self._version, probe, adapter=adapter)
+        return self._weights.publish(self._name, self._version, probe, adapter=adapter)
 
     def _probe(self) -> Probe:
         """Return the probe's tokens [T] and the log-probabilities [T - 1] of all but the first."""
-        with self._held.computing():
-            return self._probed()
-
-    def _probed(self) -> Probe:
-        tokens = self._probe_tokens
-        device = self._model.device
-        row = torch.tensor(tokens[:-1], device=device)
-        hidden = self._model.hidden(
-            row,
-            torch.arange(len(row), device=device),
-            Packed(torch.tensor([0, len(row)], dtype=torch.int32, device=device)),
-        )
-        targets = torch.tensor(tokens[1:], device=device)
-        quantities = token_quantities(
-            self._model, hidden, targets, torch.ones(len(row), device=device), frozenset({"logprob"})
-        )
-        return tokens, tuple(quantities["logprob"].tolist())
+        tokens, device = torch.tensor(self._probe_tokens, device=self._model.device), self._model.device
+        places, heat = torch.arange(len(tokens) - 1, device=device), torch.ones(len(tokens) - 1, device=device)
+        layout = Packed(torch.tensor([0, len(places)], dtype=torch.int32, device=device))
+        with self._weights.computing():
+            hidden = self._model.hidden(tokens[:-1], places, layout)
+            quantities = token_quantities(self._model, hidden, tokens[1:], heat, frozenset({"logprob"}))
+        return self._probe_tokens, tuple(quantities["logprob"].tolist())
 
     def _save(self, path: str, stage: str, metrics: Mapping[str, float]) -> CheckpointRef:
-        self._held.check_finite(self._name, self._version)
+        self._weights.check_finite(self._name, self._version)
         manifest = {
             "model": self._name,
             "stage": stage,
@@ -374,7 +357,7 @@ class LocalTrainer:
             manifest[checkpoint.SHARDS] = dict(zip(shards, self._optimiser.shards, strict=True))
         own = shards[self._ranks.rank] if count > 1 else checkpoint.OPTIMISER
         tensors = {own: self._optimiser.state(), **(whole if self._ranks.rank == 0 else {})}
-        checkpoint.write(Path(path), tensors, manifest, self._ranks, self._held)
+        checkpoint.write(Path(path), tensors, manifest, self._ranks, self._weights)
         return CheckpointRef(model=self._name, stage=stage, step=self._updates, path=path, metrics=dict(metrics))
 
     def _restore(self, ref: CheckpointRef) -> None:
@@ -393,7 +376,7 @@ class LocalTrainer:
             return b""
 
         agree(self._ranks, load)
-        self._held.load(tensors[checkpoint.MODEL])
+        self._weights.load(tensors[checkpoint.MODEL])
         for name, average in self._averages.items():
             average.load_state(tensors[checkpoint.AVERAGE.format(name)])
         self._drop_gradients()
@@ -417,6 +400,6 @@ def _check_units(losses: Sequence[Loss]) -> None:
     """Refuse losses whose units micro-batches may split."""
     for loss in losses:
         if loss.needs.unit not in _UNITS:
-            got = f"{loss.needs.unit!r}, which micro-batches may split"
+            unit = f"{loss.needs.unit!r}, which micro-batches may split"
             where, expected = f"loss {loss.term}", f"one of the units {', '.join(_UNITS)}"
-            raise refusal(where, expected, got, "use a loss with one of these")
+            raise refusal(where, expected, unit, "use a loss with one of these")

@@ -43,8 +43,8 @@ def check_user(user: object) -> None:
         BadInput: it is not a number from 0 to 65535.
     """
     if type(user) is not int or not 0 <= user <= MOST_USER:
-        do = "write a number: 0 for images whose programs install things, else 1000"
-        raise refusal("box.user", f"a number from 0 to {MOST_USER}", repr(user), do)
+        remedy = "write a number: 0 for images whose programs install things, else 1000"
+        raise refusal("box.user", f"a number from 0 to {MOST_USER}", repr(user), remedy)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

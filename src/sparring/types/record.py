@@ -274,7 +274,6 @@ def _by_sub_agents(segments: Sequence[Segment]) -> dict[int, bool]:
 
 
 def _agent_of(reply: Segment) -> str:
-    """Return the id of the agent that requested a reply; empty if its client sent none."""
     return "" if reply.evidence is None else reply.evidence.agent
 
 

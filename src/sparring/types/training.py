@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from sparring.annotations import DECLARED
+from sparring.annotations import DECLARED, Annotation
 from sparring.generation import KeptSets, TopRows
 from sparring.types.record import ForkReason, Source
 
@@ -34,7 +34,7 @@ class Sample:
         kept: kept sets; empty for tokens without truncated sampling. None if all are empty.
         bias: (id, value) pairs added to the logits before each token was drawn, minus infinity for banned ids. None if
             all are empty.
-        annotations: values of `annotations.Annotation` at each token, by name.
+        annotations: values at each token, by name.
         label: side in the preference term: 1 chosen or wanted, -1 rejected or unwanted, 0 for a row that enters only a
             batch statistic and is never trained. The chosen and rejected rows of one `group` are a pair.
         teacher: name of the model that the distill term, or a KL penalty, compares with.
@@ -55,7 +55,7 @@ class Sample:
     temperature: float = 1.0
     kept: KeptSets | None = None
     bias: tuple[tuple[tuple[int, float], ...], ...] | None = None
-    annotations: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    annotations: Mapping[Annotation, tuple[float, ...]] = field(default_factory=dict)
     label: float | None = None
     teacher: str | None = None
     tops: TopRows | None = None
@@ -68,18 +68,14 @@ class Sample:
         for name, values in (*self.weights.items(), *self.annotations.items()):
             if len(values) != len(self.tokens):
                 raise ValueError(f"sample {self.id}: {name} has {len(values)} values for {len(self.tokens)} tokens")
-        if self.kept is not None and len(self.kept) != len(self.tokens):
-            raise ValueError(f"sample {self.id}: {len(self.kept)} kept sets for {len(self.tokens)} tokens")
-        if self.tops is not None and len(self.tops) != len(self.tokens):
-            raise ValueError(f"sample {self.id}: {len(self.tops)} rows of a teacher for {len(self.tokens)} tokens")
-        if self.bias is not None and len(self.bias) != len(self.tokens):
-            raise ValueError(f"sample {self.id}: {len(self.bias)} biases for {len(self.tokens)} tokens")
+        for what, rows in (("kept sets", self.kept), ("rows of a teacher", self.tops), ("biases", self.bias)):
+            if rows is not None and len(rows) != len(self.tokens):
+                raise ValueError(f"sample {self.id}: {len(rows)} {what} for {len(self.tokens)} tokens")
         if any(values and values[0] for values in self.weights.values()):
             raise ValueError(f"sample {self.id}: the first token has no prediction and cannot carry weight")
 
-    def annotated(self, name: str, values: tuple[float, ...]) -> Sample:
-        """Return the row with an annotation added or replaced. `name` is a member of `annotations.Annotation`; `values`
-        has one value per token [T]."""
+    def annotated(self, name: Annotation, values: tuple[float, ...]) -> Sample:
+        """Return the row with an annotation added or replaced, one value per token [T]."""
         return replace(self, annotations={**self.annotations, name: values})
 
     @property
@@ -114,14 +110,7 @@ class TokenAccount:
 
     def __add__(self, other: TokenAccount) -> TokenAccount:
         return TokenAccount(
-            sampled=self.sampled + other.sampled,
-            trained=self.trained + other.trained,
-            filtered=self.filtered + other.filtered,
-            zero_advantage=self.zero_advantage + other.zero_advantage,
-            failed=self.failed + other.failed,
-            auxiliary=self.auxiliary + other.auxiliary,
-            lost=self.lost + other.lost,
-            dropped=self.dropped + other.dropped,
+            **{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)}
         )
 
     @property

@@ -28,8 +28,8 @@ def named(name: str, where: str) -> Any:
 
 
 def _from_package(source: str, where: str) -> Any:
-    expected, do = f"an installed module {source}", "install it, or name a file.py"
-    with waiting(f"the import of {source}"), boundary(BadInput, where, expected, do):
+    expected, advice = f"an installed module {source}", "install it, or name a file.py"
+    with waiting(f"the import of {source}"), boundary(BadInput, where, expected, advice):
         return importlib.import_module(source)
 
 
@@ -38,6 +38,6 @@ def _from_file(path: Path, where: str) -> Any:
         raise refusal(
             where, f"a Python file {path}", "no such file", "check the path; it is relative to the working directory"
         )
-    do = "correct it; what ends the process belongs under if __name__ == '__main__':"
-    with waiting(f"the import of {path}"), boundary(BadInput, where, f"a Python file {path} that runs", do):
+    advice = "correct it; what ends the process belongs under if __name__ == '__main__':"
+    with waiting(f"the import of {path}"), boundary(BadInput, where, f"a Python file {path} that runs", advice):
         return run_file(path)

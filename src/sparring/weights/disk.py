@@ -138,12 +138,8 @@ def forget(ref: WeightRef) -> None:
 
 
 def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
-    """Return a verified copy of the published tensors.
-
-    Raises:
-        WeightsError: another transport, a file that is gone or cannot be read here, or tensors other than the published
-            ones.
-    """
+    """Return a verified copy of the published tensors; refuse another transport, a file that cannot be read here, and
+    other tensors than the published ones (`WeightsError`)."""
     where = about(ref, TRANSPORT)
     with boundary(WeightsError, where, "a location in a shared folder", "publish them again"):
         location = msgspec.convert(ref.location, DiskLocation)

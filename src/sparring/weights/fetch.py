@@ -25,12 +25,8 @@ TRANSPORTS: Mapping[str, Callable[[WeightRef], dict[str, torch.Tensor]]] = Mappi
 
 
 def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
-    """Return the published tensors, verified. They may share the reference's storage, so a receiver copies them
-    (`CausalModel.load_state` does).
-
-    Raises:
-        WeightsError: the transport is unknown, or fails (see the transports).
-    """
+    """Return the published tensors, verified; refuse an unknown transport (`WeightsError`). They may share the
+    reference's storage, so a receiver copies them (`CausalModel.load_state` does)."""
     if ref.transport not in TRANSPORTS:
         where, transports = f"weights of {ref.model} version {ref.version}", ", ".join(TRANSPORTS)
         raise WeightsError(

@@ -82,8 +82,9 @@ def contents(state: Mapping[str, torch.Tensor]) -> dict[str, bytes]:
         if name not in MOST_BYTES:
             raise WeightsError(f"files: expected only {', '.join(MOST_BYTES)}, got {name!r}; send these")
         if tensor.dtype != torch.uint8 or tensor.dim() != 1 or tensor.numel() > MOST_BYTES[name]:
-            got = f"{tensor.dtype} {tuple(tensor.shape)}"
-            raise WeightsError(f"files: expected at most {MOST_BYTES[name]} bytes of {name}, got {got}; send its bytes")
+            found = f"{tensor.dtype} {tuple(tensor.shape)}"
+            most = f"at most {MOST_BYTES[name]} bytes of {name}"
+            raise WeightsError(f"files: expected {most}, got {found}; send its bytes")
     if "config.json" not in state:
         raise WeightsError("files: expected config.json among them, got none; send it")
     return {name: tensor.numpy().tobytes() for name, tensor in state.items()}

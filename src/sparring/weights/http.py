@@ -60,11 +60,8 @@ class Http:
 
 
 def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
-    """Return the verified tensors of an upload. They share its storage, so a receiver copies them.
-
-    Raises:
-        WeightsError: another transport, an upload that is not here, or tensors other than the published ones.
-    """
+    """Return the verified tensors of an upload, whose storage they share, so a receiver copies them; refuse another
+    transport, an upload that is not here, and other tensors than the published ones (`WeightsError`)."""
     where = about(ref, TRANSPORT)
     if not isinstance(ref.location, Received):
         raise WeightsError(f"{where}: expected an upload to this process, got none; send it to the engine's server")

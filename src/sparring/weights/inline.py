@@ -58,12 +58,8 @@ def reference(
 
 
 def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
-    """Return the published tensors, verified. They share the reference's storage, so a receiver copies them
-    (`CausalModel.load_state` does).
-
-    Raises:
-        WeightsError: another transport, or tensors that have changed since they were published.
-    """
+    """Return the published tensors, verified; refuse another transport, and tensors that have changed since
+    (`WeightsError`). They share the reference's storage, so a receiver copies them (`CausalModel.load_state` does)."""
     where = about(ref, "inline")
     state = dict(ref.location)
     verify(ref, state, where)

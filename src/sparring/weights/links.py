@@ -83,12 +83,8 @@ class WeightLinks:
         self._lock = Lock()  # also held while a state is written, for which those who want the same state wait
 
     def choose(self, server: LinkServer, where: str) -> Link:
-        """Return the first link over which a server can fetch a random tensor.
-
-        Raises:
-            BadInput: the server cannot use a link that the user's settings name.
-            WeightsError: the server can use no link.
-        """
+        """Return the first link over which a server can fetch a random tensor. A server that cannot use a link of the
+        user's settings is refused (`BadInput`), and so is one that can use none (`WeightsError`)."""
         problem = WeightsError(f"{where}: expected a link, got none")
         probe = torch.frombuffer(bytearray(secrets.token_bytes(64)), dtype=torch.uint8)
         for link in self._links:

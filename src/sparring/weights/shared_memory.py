@@ -59,22 +59,9 @@ class SharedMemory:
         """Do nothing: every publication ends with its context."""
 
 
-@contextmanager
-def published(ref: WeightRef) -> Iterator[WeightRef]:
-    """Publish the tensors of an inline reference, which other processes of this machine can fetch until the context
-    ends. The file gets its name when it is complete, so a crash while writing leaves no file.
-
-    Raises:
-        WeightsError: shared memory is full or missing.
-    """
-    sweep()
-    where = about(ref, "inline")
-    size, tensors = layout(ref.location)
-    location = SegmentLocation(segment=f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}", size=size, tensors=tensors)
-    with ExitStack() as stack:
-        with boundary(WeightsError, where, f"{size} free bytes in {FOLDER}", "free some space there"):
-            _lend(stack, location, ref.location)
-        yield replace(ref, transport=TRANSPORT, location=msgspec.to_builtins(location))
+def published(ref: WeightRef) -> AbstractContextManager[WeightRef]:
+    """Publish the tensors of an inline reference, as `published_one_by_one`."""
+    return published_one_by_one(about(ref, "inline"), ref.location, ref.location.items(), lambda _: ref)
 
 
 @contextmanager
@@ -84,7 +71,8 @@ def published_one_by_one(
     tensors: Iterable[tuple[str, torch.Tensor]],
     describe: Callable[[Mapping[str, torch.Tensor]], WeightRef],
 ) -> Iterator[WeightRef]:
-    """Publish tensors that never exist together, until the context ends.
+    """Publish tensors that need not exist together, which other processes of this machine can fetch until the context
+    ends. The file gets its name when it is complete, so a crash while writing leaves no file.
 
     Args:
         state: names, dtypes and shapes of the tensors.
@@ -141,13 +129,6 @@ def sweep() -> None:
                 path.unlink()
             finally:
                 os.close(descriptor)
-
-
-def _lend(stack: ExitStack, location: SegmentLocation, state: Mapping[str, torch.Tensor]) -> None:
-    """Write the file, locked from the start, and then name it; `stack` undoes every step."""
-    file = _unnamed(stack, location.size)
-    write(file, location.tensors, state)
-    _name(stack, file, location)
 
 
 def _unnamed(stack: ExitStack, size: int) -> int:

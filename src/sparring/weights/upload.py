@@ -129,6 +129,6 @@ class UploadArea:
             self._upload = None
 
 
-def _wrong(bucket: Bucket, expected: str, got: str) -> WeightsError:
+def _wrong(bucket: Bucket, expected: str, found: str) -> WeightsError:
     where = f"upload {bucket.upload}, bucket at {bucket.offset}"
-    return WeightsError(f"{where}: expected {expected}, got {got}; send the upload again")
+    return WeightsError(f"{where}: expected {expected}, got {found}; send the upload again")

@@ -16,7 +16,7 @@ from sparring.batch.critic import value_rows
 from sparring.batch.flatten import flatten
 from sparring.errors import SparringError
 from sparring.generation import Runs, Sampling
-from sparring.types import Failure, Group, Outcome, Rollout, Score, Segment, Task, TokenAccount, Trajectory
+from sparring.types import Failure, Fork, Group, Outcome, Rollout, Score, Segment, Task, TokenAccount, Trajectory
 
 TASK = Task(id="t", env="e", messages=())
 DONE = Outcome(kind="completed", reason="answered")
@@ -77,7 +77,19 @@ class Centred:
         ]
 
 
+def group_of(*segments_of, **how):
+    """A group of a rollout for each list of segments, the first with the best score."""
+    rollouts = tuple(make_rollout(f"r{n}", n, segments, **how) for n, segments in enumerate(segments_of))
+    scores = tuple(Score(reward=-float(n)) for n in range(len(rollouts)))
+    return Group(id="g", index=0, task=TASK, rollouts=rollouts, scores=scores)
+
+
 def collect(groups, **options):
+    """Every batch of the first update, if nothing else is said."""
+    return [batch for batch, _ in collect_as_taken(groups, **options)]
+
+
+def collect_as_taken(groups, **options):
     """Every batch, with the number of groups taken when it came."""
     taken = []
 
@@ -87,7 +99,7 @@ def collect(groups, **options):
             yield group
 
     async def run():
-        settings = {"groups_per_step": 2, "credit": Centred(), "model": "policy", **options}
+        settings = {"steps": [1], "groups_per_step": len(groups), "credit": Centred(), "model": "policy", **options}
         return [(batch, len(taken)) async for batch in batches(source(), **settings)]
 
     return asyncio.run(run())
@@ -107,11 +119,8 @@ def forked_trajectory():
 
 
 def test_a_forked_tree_trains_each_sampled_token_once():
-    group = Group(
-        id="g", index=0, task=TASK, rollouts=(make_rollout("r", 0, forked_trajectory()),), scores=(Score(reward=1.0),)
-    )
-    first, second = flatten(group, "policy")
-    assert (first.id, second.id) == ("r#0", "r#1"), "the branch that ends in a tool's words alone is left out"
+    first, second = flatten(group_of(forked_trajectory()), "policy")
+    assert (first.id, second.id) == ("r0#0", "r0#1"), "the branch that ends in a tool's words alone is left out"
     assert first.tokens == (1, 2, 3, 4, 5, 6, 7)
     assert first.weights["policy"] == (0, 0, 1, 1, 0, 1, 1)
     assert first.logprobs == pytest.approx((0, 0, -0.3, -0.4, 0, -0.6, -0.7))
@@ -127,7 +136,7 @@ def test_tokens_of_another_model_are_context():
         policy_segment(1, 0, (2,), model="judge"),
         policy_segment(2, 1, (3,), temperature=0.7),
     ]
-    group = Group(id="g", index=0, task=TASK, rollouts=(make_rollout("r", 0, segments),), scores=(Score(reward=1.0),))
+    group = group_of(segments)
     [row] = flatten(group, "policy")
     assert (row.weights["policy"], row.temperature) == ((0, 0, 1), 0.7)
     [row] = flatten(group, "judge")
@@ -140,20 +149,20 @@ def test_a_logit_bias_follows_its_token():
         policy_segment(1, 0, (2, 3, 4), stop=(8, 9), min_tokens=2, logit_bias=((5, 1.5),)),
         policy_segment(2, 1, (6,), stop=(8,)),
     ]
-    group = Group(
-        id="g",
-        index=0,
-        task=TASK,
-        rollouts=(make_rollout("r", 0, [given_tokens(0, None, (1,)), *turns]),),
-        scores=(Score(reward=1.0),),
-    )
-    [row] = flatten(group, "policy")
+    [row] = flatten(group_of([given_tokens(0, None, (1,)), *turns]), "policy")
     early, late = ((8, -math.inf), (9, -math.inf), (5, 1.5)), ((5, 1.5),)
     assert row.bias == ((), early, early, late, ())
-    plain = replace(
-        group, rollouts=(make_rollout("r", 0, [given_tokens(0, None, (1,)), policy_segment(1, 0, (2,), stop=(8,))]),)
-    )
-    assert flatten(plain, "policy")[0].bias is None
+    plain = [given_tokens(0, None, (1,)), policy_segment(1, 0, (2,), stop=(8,))]
+    assert flatten(group_of(plain), "policy")[0].bias is None
+
+
+def test_a_row_says_why_its_conversation_left_another():
+    def branch(index, reason):
+        fork = None if reason is None else Fork(reason=reason)
+        return [replace(given_tokens(index, None, (1, 2)), fork=fork), policy_segment(index + 1, index, (3, 4))]
+
+    segments = [*branch(0, None), *branch(2, "template"), *branch(4, "edited")]
+    assert [row.fork for row in flatten(group_of(segments), "policy")] == [None, "template", "edited"]
 
 
 def test_untrainable_rollouts_are_refused():
@@ -163,24 +172,24 @@ def test_untrainable_rollouts_are_refused():
         policy_segment(2, 1, (3,), temperature=0.5),
     ]
     cases = {
-        "one temperature": make_rollout("r", 0, mixed),
-        "first token": make_rollout("r", 0, [policy_segment(0, None, (1, 2))]),
-        "not for training": make_rollout("r", 0, forked_trajectory(), purpose="eval"),
+        "one temperature": group_of(mixed),
+        "first token": group_of([policy_segment(0, None, (1, 2))]),
+        "not for training": group_of(forked_trajectory(), purpose="eval"),
     }
-    for message, rollout in cases.items():
+    for message, group in cases.items():
         with pytest.raises(ValueError, match=message):
-            flatten(Group(id="g", index=0, task=TASK, rollouts=(rollout,), scores=(Score(reward=1.0),)), "policy")
+            flatten(group, "policy")
 
 
 def test_batches_come_in_admission_order_and_take_no_group_early():
     groups = [make_group(f"g{i}", [1.0, 0.0], index=i) for i in range(5)]
-    found = collect(groups, steps=range(3, 10))
+    found = collect_as_taken(groups, steps=range(3, 10), groups_per_step=2)
     assert [(batch.step, batch.groups, taken) for batch, taken in found] == [
         (3, ("g0", "g1"), 2),
         (4, ("g2", "g3"), 4),
         (5, ("g4",), 5),
     ]
-    assert [batch.groups for batch, _ in collect(groups, steps=range(1, 2))] == [("g0", "g1")]
+    assert [batch.groups for batch in collect(groups, groups_per_step=2)] == [("g0", "g1")]
 
 
 def test_the_account_balances_over_failed_filtered_and_zero():
@@ -189,7 +198,7 @@ def test_the_account_balances_over_failed_filtered_and_zero():
         make_group("flat", [1.0, 1.0], length=4, failed=1),
         make_group("gone", [], failed=2),
     ]
-    [(batch, _)] = collect(groups, steps=[1], groups_per_step=3)
+    [batch] = collect(groups)
     assert batch.account == TokenAccount(sampled=9 + 6 + 8 + 4 + 4, trained=6, filtered=8, zero_advantage=3, failed=14)
     assert batch.account.balanced
     assert [row.id for row in batch.rows] == ["mixed-0#0", "mixed-2#0"], "a row without advantage is not computed"
@@ -242,7 +251,7 @@ def test_an_update_of_flat_groups_alone_has_no_rows_and_counts_its_tokens():
 
 
 def test_a_step_whose_groups_are_all_filtered_has_no_rows():
-    [(batch, _)] = collect([make_group("a", [1.0, 1.0]), make_group("b", [0.0, 0.0])], steps=[1])
+    [batch] = collect([make_group("a", [1.0, 1.0]), make_group("b", [0.0, 0.0])])
     assert (batch.rows, batch.denominators) == ((), {})
     assert batch.account == TokenAccount(sampled=8, filtered=8)
 
@@ -283,7 +292,7 @@ class Reference:
 
 
 def test_samples_are_annotated():
-    [(batch, _)] = collect([make_group("a", [1.0, 0.0])], steps=[1], annotators=[Reference()])
+    [batch] = collect([make_group("a", [1.0, 0.0])], annotators=[Reference()])
     assert batch.rows[0].annotations["reference"] == (1.0, 2.0, 3.0, 4.0)
 
 
@@ -297,37 +306,28 @@ class Forgetful(Reference):
 def test_a_batch_with_only_some_rows_annotated_is_refused():
     said = "row a-1#0: expected the annotations of row a-0#0"
     with pytest.raises(SparringError, match=said):
-        collect([make_group("a", [1.0, 0.0])], steps=[1], annotators=[Forgetful()])
+        collect([make_group("a", [1.0, 0.0])], annotators=[Forgetful()])
 
 
 def test_every_pass_of_an_update_trains_each_token_once():
     groups = [make_group(f"g{n}", [1.0, 0.0, 4.0, 0.0], index=n) for n in range(4)]
-    [(whole, _)] = collect(groups, steps=[1], groups_per_step=4)
-    found = [
-        batch for batch, _ in collect(groups, steps=[1], groups_per_step=4, plan=Plan(minibatches=3, passes=2, seed=5))
-    ]
-    assert [batch.ends_update for batch in found] == [batch.publish for batch in found] == [False] * 5 + [True] and {
-        batch.step for batch in found
-    } == {1}
+    [whole] = collect(groups)
+    found = collect(groups, plan=Plan(minibatches=3, passes=2, seed=5))
+    assert [batch.ends_update for batch in found] == [batch.publish for batch in found] == [False] * 5 + [True]
+    assert {batch.step for batch in found} == {1}
     assert found[-1].account == whole.account and found[-1].groups == whole.groups
     assert not any(batch.groups or batch.account.sampled for batch in found[:-1])
     for third in (found[:3], found[3:]):
         assert sorted(row.id for batch in third for row in batch.rows) == sorted(row.id for row in whole.rows)
         assert sum(batch.denominators["policy"] for batch in third) == whole.denominators["policy"]
     assert [row.id for row in found[0].rows] != [row.id for row in found[3].rows], "each pass has an order of its own"
-    again = [
-        batch for batch, _ in collect(groups, steps=[1], groups_per_step=4, plan=Plan(minibatches=3, passes=2, seed=5))
-    ]
-    assert again == found
+    assert collect(groups, plan=Plan(minibatches=3, passes=2, seed=5)) == found
 
 
 def test_branches_of_one_trajectory_stay_in_one_minibatch():
-    rollouts = tuple(make_rollout(f"r{n}", 0, forked_trajectory()) for n in range(4))
-    group = Group(id="g", index=0, task=TASK, rollouts=rollouts, scores=tuple(Score(reward=n * n) for n in range(4)))
-    credit = load_credit(AlgoConfig(), seed=0)
-    found = [
-        batch for batch, _ in collect([group], steps=[1], groups_per_step=1, credit=credit, plan=Plan(minibatches=4))
-    ]
+    scores = tuple(Score(reward=n * n) for n in range(4))
+    group = replace(group_of(*[forked_trajectory()] * 4), scores=scores)
+    found = collect([group], credit=load_credit(AlgoConfig(), seed=0), plan=Plan(minibatches=4))
     assert [len(batch.rows) for batch in found] == [2, 2, 2, 2]
     assert all(len({row.trajectory for row in batch.rows}) == 1 for batch in found)
 
@@ -336,27 +336,23 @@ def test_a_branch_without_advantage_is_computed_if_it_enters_anothers_ratio():
     class FirstBranch(Centred):
         def _group(self, group, rows):
             return [
-                replace(row, advantages=(float(row.branch == 0 == row.id.find("a")),) * len(row.tokens)) for row in rows
+                replace(row, advantages=(float(row.branch == 0 == row.id.find("r0")),) * len(row.tokens))
+                for row in rows
             ]
 
-    rollouts = tuple(make_rollout(name, 0, forked_trajectory()) for name in ("a", "b"))
-    group = Group(id="g", index=0, task=TASK, rollouts=rollouts, scores=(Score(reward=1.0), Score(reward=0.0)))
-    for plan, expected in ((Plan(), ["a#0"]), (Plan(whole_trajectories=True), ["a#0", "a#1"])):
-        [(batch, _)] = collect([group], steps=[1], groups_per_step=1, credit=FirstBranch(), plan=plan)
+    group = group_of(*[forked_trajectory()] * 2)
+    for plan, expected in ((Plan(), ["r0#0"]), (Plan(whole_trajectories=True), ["r0#0", "r0#1"])):
+        [batch] = collect([group], credit=FirstBranch(), plan=plan)
         assert [row.id for row in batch.rows] == expected and batch.account.balanced
 
 
 def test_both_sides_of_a_pair_stay_in_one_minibatch():
     groups = [make_group(f"g{n}", [1.0, 0.0, 0.5], index=n) for n in range(5)]
-    found = [
-        batch for batch, _ in collect(groups, steps=[1], groups_per_step=5, credit=Pairs(), plan=Plan(minibatches=3))
-    ]
+    found = collect(groups, credit=Pairs(), plan=Plan(minibatches=3))
     assert len(found) == 3 and sum(len(batch.rows) for batch in found) == 10
     for batch in found:
-        assert all(
-            sorted(row.label for row in batch.rows if row.group == group) == [-1.0, 1.0]
-            for group in {r.group for r in batch.rows}
-        )
+        for group in {row.group for row in batch.rows}:
+            assert sorted(row.label for row in batch.rows if row.group == group) == [-1.0, 1.0]
 
 
 class Judged(Centred):
@@ -382,11 +378,8 @@ def test_a_critic_trains_on_the_same_rollouts_before_the_policy():
     )
     for batches_of in (warming, later):
         assert [batch.model for batch in batches_of] == ["critic", "policy"] * 4
-        assert (
-            [batch.ends_update for batch in batches_of]
-            == [batch.publish for batch in batches_of]
-            == [False] * 7 + [True]
-        )
+        for last in ([batch.ends_update for batch in batches_of], [batch.publish for batch in batches_of]):
+            assert last == [False] * 7 + [True]
         assert [batch.account != TokenAccount() for batch in batches_of] == [False] * 7 + [True]
     for critic, policy in zip(later[::2], later[1::2], strict=True):
         assert {row.id for row in policy.rows} <= {row.id for row in critic.rows}
@@ -407,8 +400,5 @@ def test_a_critic_without_targets_is_an_error():
 
 
 def test_an_update_with_few_rows_keeps_its_number_of_optimiser_steps():
-    [*found] = [
-        batch
-        for batch, _ in collect([make_group("a", [1.0, 0.0])], steps=[1], groups_per_step=1, plan=Plan(minibatches=4))
-    ]
+    found = collect([make_group("a", [1.0, 0.0])], plan=Plan(minibatches=4))
     assert [len(batch.rows) for batch in found] == [0, 1, 0, 1] and found[-1].ends_update

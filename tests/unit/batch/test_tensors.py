@@ -24,6 +24,7 @@ EXAMPLE = Sample(
     kv_versions=(-1, -1, 7, 7, -1, 7, -1),
     temperature=0.5,
 )
+EXPERT = demonstration([5, 6, 7], [False, True, True], "d")
 
 
 def test_the_worked_example_is_aligned_with_the_positions_that_predict():
@@ -47,10 +48,7 @@ def test_the_worked_example_is_aligned_with_the_positions_that_predict():
 def test_kept_sets_follow_their_tokens():
     """Only of the weighted tokens; a row without any beside it, and a token that was drawn from everything."""
     kept = KeptSets.of([[], [], [9, 20, 3], [21], [], [], []])
-    micro = micro_batch(
-        [demonstration([5, 6, 7], [False, True, True], "d"), replace(EXAMPLE, kept=kept)],
-        {"policy": 3.0, "imitate": 2.0},
-    )
+    micro = micro_batch([EXPERT, replace(EXAMPLE, kept=kept)], {"policy": 3.0, "imitate": 2.0})
     assert micro.targets.tolist() == [6, 7, 20, 21, 22]
     offsets, ids = micro.kept
     assert (offsets.tolist(), ids.tolist()) == ([0, 0, 0, 3, 4, 4], [3, 9, 20, 21])
@@ -62,16 +60,10 @@ def test_kept_sets_follow_their_tokens():
 
 def test_logit_biases_follow_their_tokens():
     bias = ((), (), ((9, -float("inf")), (3, 0.5)), ((3, 0.5),), (), (), ())
-    micro = micro_batch(
-        [demonstration([5, 6, 7], [False, True, True], "d"), replace(EXAMPLE, bias=bias)],
-        {"policy": 3.0, "imitate": 2.0},
-    )
+    micro = micro_batch([EXPERT, replace(EXAMPLE, bias=bias)], {"policy": 3.0, "imitate": 2.0})
     offsets, ids, values = micro.bias
-    assert (offsets.tolist(), ids.tolist(), values.tolist()) == (
-        [0, 0, 0, 2, 3, 3],
-        [9, 3, 3],
-        [-float("inf"), 0.5, 0.5],
-    )
+    assert (offsets.tolist(), ids.tolist()) == ([0, 0, 0, 2, 3, 3], [9, 3, 3])
+    assert values.tolist() == [-float("inf"), 0.5, 0.5]
     assert (offsets.dtype, ids.dtype, values.dtype) == (torch.int64, torch.int64, torch.float32)
     assert micro_batch([EXAMPLE], {"policy": 3.0}).bias is None
     with pytest.raises(ValueError, match="1 biases for 7 tokens"):
@@ -130,6 +122,7 @@ def test_rows_without_weight_give_empty_tensors():
 def test_denominators_are_the_sum_of_weights():
     rows = [demonstration([1, 2, 3], [False, True, True], "a"), EXAMPLE]
     assert denominators(rows) == {"imitate": 2.0, "policy": 3.0}
+    assert denominators([*rows, replace(EXAMPLE, label=0.0)]) == denominators(rows), "it is judged, not trained"
     assert demonstration_batch(rows[:1], step=4, model="policy").denominators == {"imitate": 2.0}
     with pytest.raises(ValueError, match="got a sum of 0 or less"):
         denominators([Sample(id="a", group="g", source="expert", tokens=(1, 2), weights={"imitate": (0.0, -1.0)})])

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparring.batch.packing import lanes, pack
+from sparring.batch.preference import mismatched, preference_batch, reply
 from sparring.batch.units import cut_units, pack_units, units
 from sparring.types import Sample
 
@@ -47,3 +48,12 @@ def test_units_of_single_rows_are_packed_like_rows():
     rows = [row(n, str(n), [7, n, *range(n)]) for n in range(9)]
     assert pack_units(rows, 12, PAIRED) == pack(rows, 12)
     assert cut_units(rows, 2, PAIRED) == lanes(rows, 2)
+
+
+def test_a_mismatched_row_of_kto_is_judged_and_does_not_count():
+    wanted, other = (
+        reply((1, 2, last), (False, True, True), id=str(last), group=str(last), label=1.0, share=1.0) for last in (3, 4)
+    )
+    batch = preference_batch([(wanted, mismatched(wanted, other, 9))], step=1, model="policy")
+    assert [row.label for row in batch.rows] == [1.0, 0.0] and any(batch.rows[1].weights["preference"])
+    assert batch.denominators == {"preference": sum(wanted.weights["preference"])}

@@ -4,13 +4,16 @@ import errno
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from sparring.cli.main import VERBS, guarded, main, parser
+from sparring.cli.recipe import load_recipe
 from sparring.errors import BadInput, EngineError, StoreError
+from sparring.launch.checkpoint import find_checkpoint
 from sparring.recipe.sections.rl import RlConfig
 
 RECIPE = """
@@ -20,6 +23,13 @@ name = "first"
 [env]
 name = "reasoning_gym"
 """
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "first.toml"
+    path.write_text(RECIPE)
+    return path
 
 
 def _sparring(*args: str, code: str = "") -> subprocess.CompletedProcess:
@@ -94,8 +104,7 @@ def test_a_wrong_command_line_ends_with_2(argv: list[str], said: str, capsys: py
 
 
 @pytest.mark.parametrize("verb", ["run", "check"])
-def test_a_refused_recipe_ends_with_2_and_one_line(verb: str, tmp_path: Path) -> None:
-    recipe = tmp_path / "first.toml"
+def test_a_refused_recipe_ends_with_2_and_one_line(verb: str, recipe: Path) -> None:
     recipe.write_text(RECIPE + "[rl]\nstepps = 3\n")
     keys = ", ".join(sorted(RlConfig.__struct_fields__))
     done = _sparring(verb, str(recipe))
@@ -106,26 +115,12 @@ def test_a_refused_recipe_ends_with_2_and_one_line(verb: str, tmp_path: Path) ->
     ]
 
 
-def test_set_and_name_override_the_recipe(tmp_path: Path) -> None:
-    from sparring.cli.recipe import load_recipe
-
-    recipe = tmp_path / "first.toml"
-    recipe.write_text(RECIPE)
-    args = parser().parse_args(
-        ["run", str(recipe), "--set", "rl.steps=3", "--set", "rl.groups_per_step=2", "--name", "2 a"]
-    )
-    config = load_recipe(args)
-    assert (config.rl.steps, config.rl.groups_per_step, config.run.name) == (3, 2, "2 a")
+@pytest.mark.parametrize("name", ["2 a", 'a"b', "a\\b", "true", "3"])
+def test_set_and_name_override_the_recipe(recipe: Path, name: str) -> None:
+    words = ["run", str(recipe), "--set", "rl.steps=3", "--set", "rl.groups_per_step=2", "--name", name]
+    config = load_recipe(parser().parse_args(words))
+    assert (config.rl.steps, config.rl.groups_per_step, config.run.name) == (3, 2, name)
     assert config.run.device != "auto" and config.run.threads > 0
-
-
-@pytest.mark.parametrize("name", ['a"b', "a\\b", "true", "3"])
-def test_a_name_is_text_whatever_it_looks_like(name: str, tmp_path: Path) -> None:
-    from sparring.cli.recipe import load_recipe
-
-    recipe = tmp_path / "first.toml"
-    recipe.write_text(RECIPE)
-    assert load_recipe(parser().parse_args(["run", str(recipe), "--name", name])).run.name == name
 
 
 @pytest.mark.parametrize(
@@ -147,56 +142,30 @@ def test_a_path_that_cannot_be_opened_is_refused(verb: list[str], capsys: pytest
     assert message.startswith(name) and ": expected a path " in message
 
 
-def test_export_does_not_overwrite(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    assert main(["export", str(tmp_path), str(tmp_path)]) == 2
-    assert "expected a folder that does not exist yet" in capsys.readouterr().err
-
-
-def _stopped_by(error: BaseException, capsys: pytest.CaptureFixture) -> tuple[int, str]:
-    def verb() -> int:
-        raise error
-
-    return guarded(verb, "sparring run a.toml"), capsys.readouterr().err.strip()
-
-
-def test_an_interrupt_says_how_to_go_on(capsys: pytest.CaptureFixture) -> None:
-    code, said = _stopped_by(KeyboardInterrupt(), capsys)
-    assert (code, said) == (130, "interrupted; the same command goes on where it stopped: sparring run a.toml")
-
-
 @pytest.mark.parametrize(
-    "module", ["sparring.cli.main", "sparring.cli.report", "sparring.recipe.run_config", "sparring.launch.run"]
+    ("verb", "signal", "module", "status"),
+    [
+        *(("check", "SIGINT", f"sparring.{name}", 130) for name in ("cli.main", "cli.report", "recipe.run_config")),
+        ("check", "SIGINT", "sparring.launch.run", 130),
+        ("run", "SIGTERM", "sparring.cli.main", 75),
+    ],
 )
-def test_an_interrupt_while_modules_are_imported_is_one_line(module: str, tmp_path: Path) -> None:
-    """Ctrl-C arrives in the middle of the import of `module`."""
+def test_a_signal_while_modules_are_imported_is_one_line(
+    verb: str, signal: str, module: str, status: int, recipe: Path
+) -> None:
+    """It arrives in the middle of the import of `module`."""
     code = f"""
 import os, signal, sys
 class Interrupt:
     def find_spec(self, name, path=None, target=None):
         if name == {module!r}:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.{signal})
 sys.meta_path.insert(0, Interrupt())
 from sparring.cli.start import main
 sys.exit(main())
 """
-    (tmp_path / "first.toml").write_text(RECIPE)
-    done = _sparring("check", str(tmp_path / "first.toml"), code=code)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\ninterrupted\n")
-
-
-def test_a_signal_before_the_verb_begins_has_the_status_of_one_after(tmp_path: Path) -> None:
-    code = """
-import os, signal, sys
-class Signal:
-    def find_spec(self, name, path=None, target=None):
-        if name == "sparring.cli.main":
-            os.kill(os.getpid(), signal.SIGTERM)
-sys.meta_path.insert(0, Signal())
-from sparring.cli.start import main
-sys.exit(main())
-"""
-    (tmp_path / "first.toml").write_text(RECIPE)
-    assert _sparring("run", str(tmp_path / "first.toml"), code=code).returncode == 75
+    done = _sparring(verb, str(recipe), code=code)
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", "\ninterrupted\n")
 
 
 def test_an_interrupt_ignored_by_the_shell_stays_ignored() -> None:
@@ -212,28 +181,41 @@ finally:
     assert _sparring("--help", code=code).stdout.endswith("SIG_IGN\n")
 
 
-def test_refused_input_and_a_failed_run_have_their_own_codes(capsys: pytest.CaptureFixture) -> None:
-    assert _stopped_by(BadInput("a: expected b, got c; do d"), capsys) == (2, "a: expected b, got c; do d")
-    assert _stopped_by(EngineError("engine: gone"), capsys) == (1, "EngineError: engine: gone")
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (KeyboardInterrupt(), 130, "\ninterrupted; the same command goes on where it stopped: sparring run a.toml\n"),
+        (BadInput("a: expected b, got c; do d"), 2, "a: expected b, got c; do d\n"),
+        (EngineError("engine: gone"), 1, "EngineError: engine: gone\n"),
+        (StoreError("store: damaged"), 1, "StoreError: store: damaged\n"),
+    ],
+)
+def test_an_end_has_a_status_and_one_line(
+    error: BaseException, status: int, said: str, capsys: pytest.CaptureFixture
+) -> None:
+    assert (guarded(_raising(error), "sparring run a.toml"), capsys.readouterr().err) == (status, said)
 
 
 def test_a_full_disk_is_found_behind_other_errors(capsys: pytest.CaptureFixture) -> None:
     error = StoreError("store: cannot write")
     error.__cause__ = OSError(errno.ENOSPC, "No space left on device")
-    code, said = _stopped_by(error, capsys)
-    assert code == 2
-    assert said.startswith("disk: expected room")
-    assert _stopped_by(StoreError("store: damaged"), capsys)[0] == 1
+    assert guarded(_raising(error), "sparring run a.toml") == 2
+    assert capsys.readouterr().err.startswith("disk: expected room")
 
 
-def test_an_error_nobody_foresaw_keeps_its_traceback(capsys: pytest.CaptureFixture) -> None:
+def test_an_error_nobody_foresaw_keeps_its_traceback() -> None:
     with pytest.raises(ZeroDivisionError):
-        _stopped_by(ZeroDivisionError(), capsys)
+        guarded(_raising(ZeroDivisionError()), "sparring run a.toml")
+
+
+def _raising(error: BaseException) -> Callable[[], int]:
+    def verb() -> int:
+        raise error
+
+    return verb
 
 
 def test_a_checkpoint_is_found_in_a_run(tmp_path: Path) -> None:
-    from sparring.launch.checkpoint import find_checkpoint
-
     for place in ("init/model", "rl/model"):
         (tmp_path / place).mkdir(parents=True)
         (tmp_path / place / "config.json").write_text(json.dumps({}))

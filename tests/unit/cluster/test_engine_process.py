@@ -42,7 +42,7 @@ def closed() -> Iterator[list[EngineProcess]]:
 def wait_until_given_up(process: EngineProcess) -> DeadEngine:
     with pytest.raises(DeadEngine) as found:
         while time.monotonic() < deadline():
-            process.find(deadline())
+            process.find(WAIT_S)
     return found.value
 
 
@@ -64,13 +64,13 @@ def test_a_reply_begins_the_count_of_deaths_anew(tmp_path: Path, closed: list[En
     living = f"echo serving on {URL}; echo >> starts; exec cat"
     closed.append(each := process(living, tmp_path))
     for number in range(1, 2 * MOST_DEATHS):
-        assert each.find(deadline()) == URL and each.starts == number
+        assert each.find(WAIT_S) == URL and each.starts == number
         each.replied()
         each.kill()
-    each.find(deadline())
+    each.find(WAIT_S)
     each.kill()
     each.kill()  # of the one that was found: not of the next
-    each.find(deadline())
+    each.find(WAIT_S)
     assert each.starts == 2 * MOST_DEATHS + 1
 
 

@@ -1,5 +1,6 @@
 """Recipes: what loads, what is refused, and in which words."""
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -84,30 +85,34 @@ def test_the_last_override_wins_and_the_file_stays(recipe: Path) -> None:
     assert recipe.read_text() == RECIPE
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    message = _refusal_of(tmp_path / "none.toml")
-    assert "none.toml: expected a recipe file, got No such file" in message
-
-
 def test_a_byte_order_mark_is_no_statement(recipe: Path) -> None:
     before = load(recipe)
     recipe.write_bytes(b"\xef\xbb\xbf" + recipe.read_bytes())
     assert load(recipe) == before
 
 
-def test_a_folder_is_no_recipe(tmp_path: Path) -> None:
+def test_a_path_without_a_recipe_is_refused(tmp_path: Path) -> None:
     assert "expected a recipe" in _refusal_of(tmp_path)
+    assert "none.toml: expected a recipe file, got No such file" in _refusal_of(tmp_path / "none.toml")
 
 
-def test_text_that_is_not_toml(recipe: Path) -> None:
-    assert "expected TOML" in _refusal_of(recipe, text="[run\n")
-    assert "line 1" in _refusal_of(recipe, text="[run\n")
-
-
-def test_an_unknown_key_names_its_place_and_the_likely_one(recipe: Path) -> None:
-    message = _refusal_of(recipe, text=RECIPE + "\n[rollout]\ngroup_sizee = 4\n")
-    assert message.startswith(f"{recipe}: rollout.group_sizee: expected one of ")
-    assert message.endswith("do you mean rollout.group_size?")
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[run\n", "expected TOML, got .* line 1"),
+        (
+            RECIPE + "[rollout]\ngroup_sizee = 4\n",
+            r"rollout.group_sizee: expected one of .* mean rollout.group_size\?$",
+        ),
+        (RECIPE + "[eval]\ntasks = true\n", "eval.tasks: expected an integer"),
+        (RECIPE + '[models.teacher]\npath = "x"\nnumerics = "rough"\n', "models.teacher.numerics: expected one of "),
+        ("[env]\nname='x'\n", "run: expected a table"),
+        (RECIPE.replace('name = "first"', ""), "run.name: expected a string, got nothing"),
+        (RECIPE.replace("models.policy", "models.other"), "expected models"),
+    ],
+)
+def test_the_file_is_the_place_of_what_is_wrong_in_it(recipe: Path, text: str, said: str) -> None:
+    assert re.match(f"{re.escape(str(recipe))}: {said}", _refusal_of(recipe, "rl.steps=3", text=text))
 
 
 @pytest.mark.parametrize(
@@ -125,10 +130,6 @@ def test_an_unknown_key_names_its_place_and_the_likely_one(recipe: Path) -> None
 )
 def test_a_key_in_the_wrong_place_or_misspelt_is_pointed_to_its_table(recipe: Path, wrong: str, meant: str) -> None:
     assert _refusal_of(recipe, f"{wrong}=4").endswith(f"do you mean {meant}?")
-
-
-def test_a_key_like_no_other_is_to_be_removed(recipe: Path) -> None:
-    assert _refusal_of(recipe, "rl.zzzz=4").endswith("remove it")
 
 
 @pytest.mark.parametrize(
@@ -164,33 +165,13 @@ def test_a_key_like_no_other_is_to_be_removed(recipe: Path) -> None:
         ("env.box.timeout_s=1e9", "env.box.timeout_s: expected seconds, from 0.001 to 1000000, got"),
         ("env.box.processes=9223372036854775807", "env.box.processes: expected 1 to 4194304, got"),
         ("rl.steps=0", "rl: expected steps"),
+        ("rl.zzzz=4", "; remove it"),
     ],
 )
 def test_an_invalid_override_is_the_place_of_its_refusal(recipe: Path, override: str, said: str) -> None:
     message = _refusal_of(recipe, "rl.groups_per_step=2", override)
     assert message.startswith(f"--set {override}: ")
     assert said in message
-
-
-def test_the_file_is_the_place_of_its_invalid_values(recipe: Path) -> None:
-    message = _refusal_of(recipe, "rl.steps=3", text=RECIPE + "[eval]\ntasks = true\n")
-    assert message.startswith(f"{recipe}: eval.tasks: expected an integer")
-
-
-def test_a_wrong_table_of_many_is_found_by_name(recipe: Path) -> None:
-    text = RECIPE + '[models.teacher]\npath = "x"\nnumerics = "rough"\n'
-    assert f"{recipe}: models.teacher.numerics: expected one of " in _refusal_of(recipe, text=text)
-
-
-def test_a_missing_section_and_a_missing_key(recipe: Path) -> None:
-    assert "run: expected a table" in _refusal_of(recipe, text="[env]\nname='x'\n")
-    message = _refusal_of(recipe, text=RECIPE.replace('name = "first"', ""))
-    assert message.startswith(f"{recipe}: run.name: expected a string, got nothing")
-
-
-def test_a_run_needs_a_policy(recipe: Path) -> None:
-    message = _refusal_of(recipe, text=RECIPE.replace("models.policy", "models.other"))
-    assert message.startswith(f"{recipe}: expected models")
 
 
 def test_dump_loads_to_the_same_config_and_so_does_its_dump(recipe: Path, tmp_path: Path) -> None:

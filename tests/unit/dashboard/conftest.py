@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rollouts import LOST, make_rollout
+from segments import sampled
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
@@ -17,20 +19,7 @@ from tokenizers.trainers import BpeTrainer
 
 from sparring.generation import Runs
 from sparring.store.sqlite import SqliteStore
-from sparring.types import (
-    Failure,
-    Fork,
-    Group,
-    Message,
-    Outcome,
-    Rollout,
-    Score,
-    Segment,
-    Task,
-    Timing,
-    Trajectory,
-    Usage,
-)
+from sparring.types import Failure, Fork, Group, Message, Rollout, Score, Segment, Task, Timing, Usage
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 DATASETS = ("basic_arithmetic", "gcd", "base_conversion", "letter_counting")
@@ -72,18 +61,13 @@ class _Maker:
 
     def segment(self, index: int, source: str, role: str, text: str, version: int) -> Segment:
         tokens = tuple(self.tokenizer.encode(f"<|im_start|>{role}\n{text}<|im_end|>\n").ids)
-        model = "policy" if source == "policy" else None
-        return Segment(
-            index=index,
-            parent=index - 1 if index else None,
-            source=source,
-            tokens=tokens,
-            message=Message(role=role, content=text),
-            model=model,
-            logprobs=tuple(-self.random.expovariate(3.0) for _ in tokens) if model else None,
-            versions=Runs.of(version, len(tokens)) if model else None,
-            kv_versions=Runs.of(max(0, version - index // 3), len(tokens)) if model else None,
-        )
+        parent, message = index - 1 if index else None, Message(role=role, content=text)
+        if source != "policy":
+            return Segment(index=index, parent=parent, source=source, tokens=tokens, message=message)
+        logprobs = tuple(-self.random.expovariate(3.0) for _ in tokens)
+        read_by = Runs.of(max(0, version - index // 3), len(tokens))
+        more = {"message": message, "logprobs": logprobs, "kv_versions": read_by}
+        return sampled(index, parent, tokens, version=version, **more)
 
     def rollout(self, task: Task, group: str, index: int, version: int, solved: bool) -> Rollout:
         answer = "84" if solved else "The café has 83 ☕"
@@ -101,27 +85,13 @@ class _Maker:
             ),
             replace(self.segment(6, "policy", "assistant", "a sum", version), label="auxiliary"),
         )
-        sampled = sum(len(s.tokens) for s in segments if s.model)
-        trajectory = Trajectory(
-            id=f"{group}/{index}/policy",
-            task=task.id,
-            role="policy",
-            segments=segments,
-            outcome=Outcome(kind="completed", reason="answered"),
-            usage=Usage(sampled_tokens=sampled, turns=2, tool_calls=1),
-            timing=Timing(wall_s=0.4),
-        )
-        return Rollout(
-            id=f"{group}/{index}", task=task, index=index, attempt=0, purpose="train", trajectories=(trajectory,)
-        )
+        count = sum(len(s.tokens) for s in segments if s.model)
+        more = {"usage": Usage(sampled_tokens=count, turns=2, tool_calls=1), "timing": Timing(wall_s=0.4)}
+        return make_rollout(task, f"{group}/{index}", segments, index=index, **more)
 
     def failed(self, task: Task, group: str, index: int) -> Rollout:
         failure = Failure(error="SandboxError", where="box", message="the host died " + HOSTILE)
-        outcome = Outcome(kind="infra_failed", reason="failure", failure=failure)
-        trajectory = Trajectory(id=f"{group}/{index}/policy", task=task.id, role="policy", segments=(), outcome=outcome)
-        return Rollout(
-            id=f"{group}/{index}", task=task, index=index, attempt=2, purpose="train", trajectories=(trajectory,)
-        )
+        return make_rollout(task, f"{group}/{index}", index=index, attempt=2, outcome=replace(LOST, failure=failure))
 
     def group(self, number: int, version: int, tag: str, rate: float) -> Group:
         task = Task(id=f"{tag}:{number}", env="reasoning_gym", messages=(), tag=tag, seed=number)
@@ -169,13 +139,8 @@ def _metrics(step: int, rate: float, source: random.Random) -> dict[str, float]:
 
 
 SUMMARY = {
-    "sft_success": 0.561,
-    "rl_success": 0.952,
-    "sft_success_low": 0.518,
-    "sft_success_high": 0.603,
-    "rl_success_low": 0.931,
-    "rl_success_high": 0.968,
-    "no_tool_success": 0.04,
+    **{"sft_success": 0.561, "sft_success_low": 0.518, "sft_success_high": 0.603},
+    **{"rl_success": 0.952, "rl_success_low": 0.931, "rl_success_high": 0.968, "no_tool_success": 0.04},
     "eval_tasks": 520,
     "logprob_max_abs_diff": 0.0,
     "tokens_sampled": 1_204_331,

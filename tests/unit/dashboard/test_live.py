@@ -9,10 +9,12 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
+from starlette.types import ASGIApp
 from stored import groups_of
 
 from sparring.cli.main import main
@@ -22,16 +24,24 @@ from sparring.store.sqlite import SqliteStore
 HERE = "http://127.0.0.1:8080"
 
 
-@pytest.fixture
-def reader(sample_run: Path) -> TestClient:
+def reader_of(application: ASGIApp) -> TestClient:
     """A reader with the key, which the address brought and a cookie keeps."""
-    client = TestClient(LivePage(sample_run, "127.0.0.1", "secret").application(), base_url=HERE)
+    client = TestClient(application, base_url=HERE)
     assert client.get("/", params={"key": "secret"}).status_code == 200
     return client
 
 
-def test_only_who_has_the_key_is_let_in_and_only_under_the_servers_name(sample_run: Path) -> None:
-    application = LivePage(sample_run, "127.0.0.1", "secret").application()
+@pytest.fixture
+def application(sample_run: Path) -> ASGIApp:
+    return LivePage(sample_run, "127.0.0.1", "secret").application()
+
+
+@pytest.fixture
+def reader(application: ASGIApp) -> TestClient:
+    return reader_of(application)
+
+
+def test_only_who_has_the_key_is_let_in_and_only_under_the_servers_name(application: ASGIApp) -> None:
     for path in ("/", "/figures", "/rollouts", "/rollout?id=rl/0/0"):
         assert TestClient(application, base_url=HERE).get(path).status_code == 401
         assert TestClient(application, base_url=HERE).get(path, params={"key": "guess"}).status_code == 401
@@ -39,8 +49,8 @@ def test_only_who_has_the_key_is_let_in_and_only_under_the_servers_name(sample_r
         assert elsewhere.status_code == 421 and "reward" not in elsewhere.text
 
 
-def test_the_key_does_not_stay_in_the_address(sample_run: Path) -> None:
-    client = TestClient(LivePage(sample_run, "localhost", "secret").application(), base_url=HERE)
+def test_the_key_does_not_stay_in_the_address(application: ASGIApp) -> None:
+    client = TestClient(application, base_url=HERE)
     welcome = client.get("/", params={"key": "secret"}, follow_redirects=False)
     assert (welcome.status_code, welcome.headers["location"]) == (303, "/")
     assert "HttpOnly" in welcome.headers["set-cookie"] and "SameSite=strict" in welcome.headers["set-cookie"]
@@ -94,15 +104,13 @@ def test_a_search_holds_up_no_other_request(sample_run: Path) -> None:
             return answered.wait(30) and super().__contains__(word)  # type: ignore[operator]
 
     def ask(path: str) -> int:
-        client = TestClient(application, base_url=HERE)
-        client.get("/", params={"key": "secret"})
-        return client.get(path).status_code
+        return reader_of(application).get(path).status_code
 
     searching = threading.Event()
     assert ask("/rollouts") == 200
     index = page._index
     line = index.lines()[0]
-    index._lines[line.stage][line.shown["id"]] = dataclasses.replace(line, text=Searched(line.text))
+    index._lines[line.stage][line.facts["id"]] = dataclasses.replace(line, text=Searched(line.text))
     with ThreadPoolExecutor() as pool:
         search = pool.submit(ask, "/rollouts?words=gcd")
         assert searching.wait(30) and ask("/figures") == ask("/rollouts") == 200
@@ -114,8 +122,7 @@ def test_what_is_recorded_while_somebody_looks_is_shown(sample_run: Path, tmp_pa
     group, *others = groups_of(sample_run)
     store = SqliteStore(tmp_path / "store.sqlite")
     store.append(group, stage="rl")
-    reader = TestClient(LivePage(tmp_path, "127.0.0.1", "k").application(), base_url=HERE)
-    reader.get("/", params={"key": "k"})
+    reader = reader_of(LivePage(tmp_path, "127.0.0.1", "secret").application())
     seen = reader.get("/figures").json()
     assert reader.get("/figures", params={"seen": seen["stamp"]}).status_code == 204
     store.append(others[0], stage="rl")
@@ -145,24 +152,23 @@ def test_curves_are_written_as_tables(sample_run: Path, capsys: pytest.CaptureFi
     assert main(["report", str(sample_run), "--csv"]) == 0
     files = [Path(line) for line in capsys.readouterr().out.split()]
     assert [file.name for file in files] == ["sft.csv", "rl.csv"]
-    store = SqliteStore(sample_run / "store.sqlite", read_only=True)
-    rows = store.metrics("rl")
-    store.close()
+    with closing(SqliteStore(sample_run / "store.sqlite", read_only=True)) as store:
+        rows = store.metrics("rl")
     with files[1].open(newline="") as file:
         table = list(csv.DictReader(file))
     assert [(int(row.pop("step")), {k: float(v) for k, v in row.items()}) for row in table] == rows
 
 
 @pytest.mark.parametrize("host", ["[", "[::1", "127.0.0.1:x", "127.0.0.1:99999999", "", "a@b", "\u00b2", "x" * 60_000])
-def test_a_host_that_is_none_is_answered(sample_run: Path, host: str) -> None:
+def test_a_host_that_is_none_is_answered(application: ASGIApp, host: str) -> None:
     """No page elsewhere can ask by such a name: it may be taken for none."""
-    client = TestClient(LivePage(sample_run, "127.0.0.1", "secret").application(), base_url=HERE)
+    client = TestClient(application, base_url=HERE)
     answer = client.get("/", params={"key": "secret"}, headers={"host": host.encode("latin-1")}, follow_redirects=False)
     assert answer.status_code in (303, 421)
 
 
-def test_a_query_that_is_no_text_is_refused(sample_run: Path) -> None:
-    application, sent = LivePage(sample_run, "127.0.0.1", "secret").application(), []
+def test_a_query_that_is_no_text_is_refused(application: ASGIApp) -> None:
+    sent: list[object] = []
 
     async def receive() -> dict[str, object]:
         return {"type": "http.disconnect"}

@@ -1,29 +1,20 @@
 """The picker sees every group once and keeps few."""
 
+from rollouts import LOST, make_rollout
+
 from sparring.dashboard.pick import Picker
-from sparring.types import Group, Outcome, Rollout, Score, Task, Trajectory
+from sparring.types import Group, Score, Task
 
 
 def _group(number: int, *rewards: float, failed: bool = False) -> Group:
     task = Task(id=f"t{number}", env="e", messages=())
-
-    def rollout(index: int, outcome: Outcome) -> Rollout:
-        trajectory = Trajectory(
-            id=f"{number}/{index}/policy", task=task.id, role="policy", segments=(), outcome=outcome
-        )
-        return Rollout(
-            id=f"{number}/{index}", task=task, index=index, attempt=0, purpose="train", trajectories=(trajectory,)
-        )
-
-    done = Outcome(kind="completed", reason="answered")
-    broken = Outcome(kind="infra_failed", reason="failure")
     return Group(
         id=f"g{number}",
         index=number,
         task=task,
-        rollouts=tuple(rollout(i, done) for i in range(len(rewards))),
+        rollouts=tuple(make_rollout(task, f"{number}/{i}", index=i) for i in range(len(rewards))),
         scores=tuple(Score(reward=r) for r in rewards),
-        failed=(rollout(len(rewards), broken),) if failed else (),
+        failed=(make_rollout(task, f"{number}/lost", index=len(rewards), outcome=LOST),) if failed else (),
     )
 
 
@@ -49,11 +40,7 @@ def test_first_last_best_worst_failed_and_some_between() -> None:
 
 
 def test_a_short_run_is_shown_whole_and_once() -> None:
-    assert list(_picked([_group(n, float(n)) for n in range(3)], 3)) == [0, 1, 2]
-
-
-def test_nothing_gives_nothing() -> None:
-    assert _picked([], 3) == {}
+    assert list(_picked([_group(n, float(n)) for n in range(3)], 3)) == [0, 1, 2] and _picked([], 3) == {}
 
 
 def test_of_equal_groups_the_later_ones_stand_for_the_best() -> None:

@@ -18,38 +18,33 @@ def dom(sample_run: Path, browse: Callable[[str], str]) -> str:
     return browse(write_report(sample_run).as_uri())
 
 
+def part(dom: str, begin: str, end: str) -> str:
+    """The document from one mark up to the next other."""
+    found, _, rest = dom[dom.index(begin) :].partition(end)
+    assert rest, f"{end} behind {begin}"
+    return found
+
+
 def test_it_draws_itself(dom: str) -> None:
     assert 'data-ready="yes"' in dom
     assert ">sample</h1>" in dom
+    assert "group without variance: 455\u202f001 (37.8 %)" in dom, "the account of tokens adds up in names"
 
 
-def test_evaluation_has_a_row_per_dataset_and_a_total(dom: str) -> None:
-    table = re.search(r'<table id="evaluation-table">.*?</table>', dom, re.DOTALL)
-    assert table is not None
-    assert table[0].count("<tr") == 1 + 4 + 1
-    assert "95.2 %" in table[0] and "base_conversion" in table[0]
-
-
-def test_stage_table_names_every_stage(dom: str) -> None:
-    table = re.search(r'<table id="stage-table">.*?</table>', dom, re.DOTALL)
-    assert table is not None
-    assert [name for name in ("init", "sft", "rl", "eval", "export") if f"<td>{name}</td>" in table[0]] == [
-        "init",
-        "sft",
-        "rl",
-        "eval",
-        "export",
-    ]
+def test_tables_have_a_row_per_dataset_and_per_stage(dom: str) -> None:
+    table = part(dom, '<table id="evaluation-table">', "</table>")
+    assert table.count("<tr") == 1 + 4 + 1
+    assert "95.2 %" in table and "base_conversion" in table
+    stages = part(dom, '<table id="stage-table">', "</table>")
+    assert re.findall("<tr[^>]*><td>([a-z]+)</td>", stages) == ["init", "sft", "rl", "eval", "export"]
 
 
 def test_the_time_of_engine_and_trainer_is_told_by_cause(dom: str) -> None:
-    timeline = re.search(r'<div class="panel timeline">.*?</svg>.*?(?=<div class="charts">)', dom, re.DOTALL)
-    assert timeline is not None
-    assert "What went on in 2 min 00 s of steps" in timeline[0]
-    assert re.findall(r"<text[^>]*>(\w+)</text>", timeline[0]) == ["engine", "worlds", "trainer"]
-    assert timeline[0].count("<rect") == 3 * 60 and "step 60: worlds 30.0 % of 2.0 s" in timeline[0]
-    labels = re.findall(r"</i>([^<]*)", timeline[0])
-    assert labels == [
+    timeline = part(dom, '<div class="panel timeline">', '<div class="charts">')
+    assert "What went on in 2 min 00 s of steps" in timeline
+    assert re.findall(r"<text[^>]*>(\w+)</text>", timeline) == ["engine", "worlds", "trainer"]
+    assert timeline.count("<rect") == 3 * 60 and "step 60: worlds 30.0 % of 2.0 s" in timeline
+    assert re.findall(r"</i>([^<]*)", timeline) == [
         "engine busy 66 s (55.0 %)",
         "idle: training 42 s (35.0 %)",
         "idle for nothing of these 12 s (10.0 %)",
@@ -61,23 +56,18 @@ def test_the_time_of_engine_and_trainer_is_told_by_cause(dom: str) -> None:
 
 
 def test_events_of_parts_are_on_the_timeline_and_in_a_table(dom: str) -> None:
-    timeline = re.search(r'<div class="panel timeline">.*?</svg>', dom, re.DOTALL)
-    assert timeline is not None
-    [line] = re.findall(r'<line x1="([\d.]+)" x2="\1"[^>]*><title>step 30: engine 1 is left out', timeline[0])
+    timeline = part(dom, '<div class="panel timeline">', "</svg>")
+    [line] = re.findall(r'<line x1="([\d.]+)" x2="\1"[^>]*><title>step 30: engine 1 is left out', timeline)
     assert float(line) == 80 + 920 / 2, "30 of 60 steps of the same length"
-    table = re.search(r'<table id="events-table">.*?</table>', dom, re.DOTALL)
-    assert table is not None and table[0].count("<tr") == 1 + 2
-    assert "<td>rl</td><td>30</td><td>engine 1 is left out: &lt;/script&gt;" in table[0] and "a fact" not in table[0]
+    table = part(dom, '<table id="events-table">', "</table>")
+    assert table.count("<tr") == 1 + 2 and "a fact" not in table
+    assert "<td>rl</td><td>30</td><td>engine 1 is left out: &lt;/script&gt;" in table
 
 
 def test_figures_of_engines_and_ranks_are_in_one_chart_each(dom: str) -> None:
     for title, names in (("Tokens a second by engine", "engine"), ("Wait at the sum by rank", "rank")):
-        chart = dom[dom.index(f"<h3>{title}</h3>") :].partition("</svg>")[0]
+        chart = part(dom, f"<h3>{title}</h3>", "</svg>")
         assert re.findall(r"</i>([^<]*)", chart) == [f"{names} 0", f"{names} 1"], title
-
-
-def test_token_account_adds_up_in_names(dom: str) -> None:
-    assert "group without variance: 455\u202f001 (37.8 %)" in dom
 
 
 def test_viewer_shows_tokens_of_each_source(dom: str) -> None:
@@ -138,18 +128,14 @@ def test_nothing_outside_the_file_is_named(sample_run: Path) -> None:
 
 
 def test_only_the_report_is_written(sample_run: Path) -> None:
-    write_report(sample_run)
-    before = _contents(sample_run)
-    write_report(sample_run)
-    assert _contents(sample_run) == before
+    def contents() -> dict[Path, bytes]:
+        own = ("report.html", "store.sqlite-shm")  # the other is SQLite's own table of readers
+        return {path: path.read_bytes() for path in sample_run.rglob("*") if path.is_file() and path.name not in own}
 
-
-def _contents(folder: Path) -> dict[str, bytes]:
-    """Every file but the report and SQLite's own table of readers."""
-    files = [
-        path for path in folder.rglob("*") if path.is_file() and path.name not in ("report.html", "store.sqlite-shm")
-    ]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+    write_report(sample_run)
+    before = contents()
+    write_report(sample_run)
+    assert contents() == before
 
 
 def test_embedded_json_cannot_end_its_element_and_holds_whatever_comes() -> None:

@@ -12,7 +12,7 @@ from sparring.dashboard.rollouts import group_advantages, group_entries
 
 def test_advantages_stand_on_sampled_tokens_only(sample_run: Path) -> None:
     mixed = next(g for g in groups_of(sample_run) if len({s.reward for s in g.scores}) == 2)
-    advantages = group_advantages(mixed, load_credit(AlgoConfig(credit=Grpo(normalise=False)), seed=0), "policy")
+    advantages = group_advantages(mixed, load_credit(AlgoConfig(credit=Grpo(normalise=False)), seed=0))
     mean = sum(s.reward for s in mixed.scores) / 4
     for rollout, score in zip(mixed.rollouts, mixed.scores, strict=True):
         [trajectory] = rollout.trajectories
@@ -23,8 +23,8 @@ def test_advantages_stand_on_sampled_tokens_only(sample_run: Path) -> None:
 
 def test_a_group_without_variance_has_none(sample_run: Path) -> None:
     same = next(g for g in groups_of(sample_run) if len({s.reward for s in g.scores}) == 1)
-    assert group_advantages(same, load_credit(AlgoConfig(zero_variance_filter=True), seed=0), "policy") == {}
-    unfiltered = group_advantages(same, load_credit(AlgoConfig(), seed=0), "policy")
+    assert group_advantages(same, load_credit(AlgoConfig(zero_variance_filter=True), seed=0)) == {}
+    unfiltered = group_advantages(same, load_credit(AlgoConfig(), seed=0))
     assert unfiltered and not any(any(of) for of in unfiltered.values())
 
 

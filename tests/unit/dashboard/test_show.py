@@ -9,12 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rollouts import make_rollout
+from segments import sampled
 
 from sparring import show
 from sparring.errors import BadInput
-from sparring.generation import Runs
 from sparring.store.sqlite import SqliteStore
-from sparring.types import Failure, Fork, Group, Message, Outcome, Rollout, Score, Segment, Task, ToolCall, Trajectory
+from sparring.types import Failure, Fork, Group, Message, Outcome, Rollout, Score, Segment, Task, ToolCall
 
 ASK = Message(role="user", content="12 * 7?")
 TASK = Task(id="sums/3", env="sums", messages=(ASK,))
@@ -28,20 +29,16 @@ def said(role: str, content: str, **more: object) -> Message:
 def rollout(index: int, *messages: Message, outcome: str = "completed", **of_last: object) -> Rollout:
     segments = [Segment(index=0, parent=None, source="prompt", tokens=(1, 2), message=ASK)]
     for message in messages:
-        source = "policy" if message.role == "assistant" else "tool"
         at = len(segments)
-        sampled = {"model": "policy", "finish_reason": "stop", "logprobs": (-1.0,), "versions": Runs.of(0, 1)}
-        more = sampled if source == "policy" else {}
-        part = Segment(index=at, parent=at - 1, source=source, tokens=(3,), message=message)  # type: ignore[arg-type]
-        segments.append(replace(part, **more))  # type: ignore[arg-type]
+        if message.role == "assistant":
+            segments.append(sampled(at, at - 1, (3,), message=message, finish_reason="stop"))
+        else:
+            segments.append(Segment(index=at, parent=at - 1, source="tool", tokens=(3,), message=message))
     segments[-1] = replace(segments[-1], **of_last)  # type: ignore[arg-type]
     reason = {"completed": "answered", "truncated": "max_tokens", "infra_failed": "failure"}[outcome]
-    failure = (
-        Failure(error="SandboxError", where="box", message="gone\nfor good") if outcome == "infra_failed" else None
-    )
-    end = Outcome(kind=outcome, reason=reason, failure=failure)  # type: ignore[arg-type]
-    line = Trajectory(id=f"rl/0/{index}", task=TASK.id, role="policy", segments=tuple(segments), outcome=end)
-    return Rollout(id=line.id, task=TASK, index=index, attempt=0, purpose="train", trajectories=(line,))
+    failure = Failure(error="SandboxError", where="box", message="gone\nfor good")
+    end = Outcome(kind=outcome, reason=reason, failure=failure if reason == "failure" else None)  # type: ignore[arg-type]
+    return make_rollout(TASK, f"rl/0/{index}", segments, index=index, outcome=end)
 
 
 CALL = ToolCall(id="c", name="python", arguments={"code": "print(12 * 7)"})

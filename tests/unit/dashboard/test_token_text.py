@@ -4,22 +4,13 @@ import json
 from pathlib import Path
 
 from tokenizers import Tokenizer
-from tokenizers.decoders import ByteLevel as ByteLevelDecoder
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel
-from tokenizers.trainers import BpeTrainer
 
 from sparring.dashboard.token_text import load_pieces
 
 
-def test_byte_level_pieces_join_to_the_text(tmp_path: Path) -> None:
-    tokenizer = Tokenizer(BPE())
-    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = ByteLevelDecoder()
-    trainer = BpeTrainer(vocab_size=300, special_tokens=["<|im_end|>"], initial_alphabet=ByteLevel.alphabet())
-    tokenizer.train_from_iterator(["hello hello\n world"] * 9, trainer)
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    pieces = load_pieces(tmp_path / "tokenizer.json")
+def test_byte_level_pieces_join_to_the_text(sample_run: Path) -> None:
+    file = sample_run / "init/model/tokenizer.json"
+    tokenizer, pieces = Tokenizer.from_file(str(file)), load_pieces(file)
     assert "".join(pieces[i][0] for i in tokenizer.encode(" hello\n\tworld!").ids) == " hello\n\tworld!"
     assert pieces[tokenizer.token_to_id("<|im_end|>")] == ("<|im_end|>", "special")
     assert [pieces[i] for i in tokenizer.encode("é").ids] == [("‹c3›", "bytes"), ("‹a9›", "bytes")]

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from common.tiny_adapters import tiny_adapter
 from tables import with_settings
 
 from sparring.engine.config import EngineConfig
@@ -15,7 +16,6 @@ from sparring.kernels.compiled.library import COMPILED
 from sparring.model.load import load
 from sparring.model.lora import SCALE
 from sparring.model.peft import read
-from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 from sparring.weights.inline import publish
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from virtual import on_event_loop
 
 from sparring.engine.adapters.remote import RemoteEngine
 from sparring.errors import EngineError, RequestRefused, WeightsError
@@ -207,24 +208,21 @@ def test_a_run_does_not_begin_on_a_server_that_serves_other_weights(broken: Brok
         on(broken, turn)
 
 
-def test_a_shared_folder_that_is_of_no_use_any_more_fails_the_update_and_not_the_run(
+@on_event_loop
+async def test_a_shared_folder_that_is_of_no_use_any_more_fails_the_update_and_not_the_run(
     broken: Broken, tmp_path: Path
 ) -> None:
     """It is bad input at the start alone: later a fleet goes on with its other engines."""
-
-    async def main() -> None:
-        ways = links(str(tmp_path))
-        url = f"http://127.0.0.1:{broken.server_address[1]}"
-        engine = RemoteEngine(url, links=ways, join=lambda restarted: restarted.begin(STATE))
-        await asyncio.to_thread(engine.begin, STATE)
-        refused = json.dumps({"error": {"type": "WeightsError", "message": "no such file"}}).encode()
-        broken.answers["weights"] = broken.answers["sees"] = 409, refused
-        for _ in range(2):  # the second chooses a link anew
-            with pytest.raises(WeightsError, match="no such file"):
-                await engine.pull(publish("policy", 1, STATE))
-        with pytest.raises((WeightsError, EngineError), match="no such file"):  # a fleet takes either
-            await engine.restore()
-        await engine.close()
-        ways.close()
-
-    asyncio.run(main())
+    ways = links(str(tmp_path))
+    url = f"http://127.0.0.1:{broken.server_address[1]}"
+    engine = RemoteEngine(url, links=ways, join=lambda restarted: restarted.begin(STATE))
+    await asyncio.to_thread(engine.begin, STATE)
+    refused = json.dumps({"error": {"type": "WeightsError", "message": "no such file"}}).encode()
+    broken.answers["weights"] = broken.answers["sees"] = 409, refused
+    for _ in range(2):  # the second chooses a link anew
+        with pytest.raises(WeightsError, match="no such file"):
+            await engine.pull(publish("policy", 1, STATE))
+    with pytest.raises((WeightsError, EngineError), match="no such file"):  # a fleet takes either
+        await engine.restore()
+    await engine.close()
+    ways.close()

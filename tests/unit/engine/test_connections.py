@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from virtual import on_event_loop
 
 from sparring.engine.adapters.connections import MOST_HEAD, ConnectError, Connections
 
@@ -85,34 +86,26 @@ async def read(client: Connections, body: bytes = b"{}") -> tuple[int, bytes]:
         return answer.status, await answer.read()
 
 
-def run(scenario: Callable[[], Coroutine[object, object, None]]) -> None:
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+@on_event_loop
+async def test_one_connection_serves_requests_behind_each_other_and_parts_of_the_head_arrive() -> None:
+    early = b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" + WHOLE
+    refused = b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n"
+    async with served(answering(WHOLE, CHUNKED, early, refused, WHOLE), "/behind/") as (server, client):
+        with await client.post("/v1/x", b"body") as answer:
+            assert (answer.status, answer.headers["x-name"]) == (200, "here")
+        got = [await read(client) for _ in range(4)]
+        assert got == [(200, b"hello"), (200, b"hello"), (503, b""), (200, b"hello")]
+        assert server.connections == 1
+        head = server.heads[0][1]
+        assert head.startswith(b"POST /behind/v1/x HTTP/1.1\r\nhost: 127.0.0.1:") and b"Bearer k\r\n" in head
 
 
-def test_one_connection_serves_requests_behind_each_other_and_parts_of_the_head_arrive() -> None:
-    async def scenario() -> None:
-        early = b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" + WHOLE
-        refused = b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n"
-        async with served(answering(WHOLE, CHUNKED, early, refused, WHOLE), "/behind/") as (server, client):
-            with await client.post("/v1/x", b"body") as answer:
-                assert (answer.status, answer.headers["x-name"]) == (200, "here")
-            got = [await read(client) for _ in range(4)]
-            assert got == [(200, b"hello"), (200, b"hello"), (503, b""), (200, b"hello")]
-            assert server.connections == 1
-            head = server.heads[0][1]
-            assert head.startswith(b"POST /behind/v1/x HTTP/1.1\r\nhost: 127.0.0.1:") and b"Bearer k\r\n" in head
-
-    run(scenario)
-
-
-def test_requests_at_once_have_a_connection_each_which_are_kept() -> None:
-    async def scenario() -> None:
-        async with served(answering(*[WHOLE] * 9)) as (server, client):
-            for _ in range(3):
-                assert await asyncio.gather(*(read(client) for _ in range(3))) == [(200, b"hello")] * 3
-            assert server.connections == 3
-
-    run(scenario)
+@on_event_loop
+async def test_requests_at_once_have_a_connection_each_which_are_kept() -> None:
+    async with served(answering(*[WHOLE] * 9)) as (server, client):
+        for _ in range(3):
+            assert await asyncio.gather(*(read(client) for _ in range(3))) == [(200, b"hello")] * 3
+        assert server.connections == 3
 
 
 def closes_as_asked(answer_on_second: bool) -> Callable[[Server], Conduct]:
@@ -131,31 +124,27 @@ def closes_as_asked(answer_on_second: bool) -> Callable[[Server], Conduct]:
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_a_kept_connection_that_closes_as_a_request_leaves_is_tried_anew_once(answers: bool) -> None:
-    async def scenario() -> None:
-        async with served(closes_as_asked(answers)) as (server, client):
-            await read(client, b"1")
-            if answers:
-                assert await read(client, b"2") == (200, b"hello")
-            else:  # the new connection does so too
-                with pytest.raises(ConnectionError):
-                    await read(client, b"2")
-            assert [number for number, _ in server.heads] == [0, 0, 1] and server.connections == 2
-
-    run(scenario)
+@on_event_loop
+async def test_a_kept_connection_that_closes_as_a_request_leaves_is_tried_anew_once(answers: bool) -> None:
+    async with served(closes_as_asked(answers)) as (server, client):
+        await read(client, b"1")
+        if answers:
+            assert await read(client, b"2") == (200, b"hello")
+        else:  # the new connection does so too
+            with pytest.raises(ConnectionError):
+                await read(client, b"2")
+        assert [number for number, _ in server.heads] == [0, 0, 1] and server.connections == 2
 
 
-def test_a_connection_that_the_server_closed_while_idle_is_not_used() -> None:
-    async def scenario() -> None:
-        close = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 5\r\n\r\nhello"
-        async with served(answering(WHOLE)) as (server, client):
-            assert [await read(client) for _ in range(3)] == [(200, b"hello")] * 3
-            assert [number for number, _ in server.heads] == [0, 1, 2]
-        async with served(answering(close, WHOLE)) as (server, client):
-            assert [await read(client) for _ in range(2)] == [(200, b"hello")] * 2
-            assert [number for number, _ in server.heads] == [0, 1]
-
-    run(scenario)
+@on_event_loop
+async def test_a_connection_that_the_server_closed_while_idle_is_not_used() -> None:
+    close = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 5\r\n\r\nhello"
+    async with served(answering(WHOLE)) as (server, client):
+        assert [await read(client) for _ in range(3)] == [(200, b"hello")] * 3
+        assert [number for number, _ in server.heads] == [0, 1, 2]
+    async with served(answering(close, WHOLE)) as (server, client):
+        assert [await read(client) for _ in range(2)] == [(200, b"hello")] * 2
+        assert [number for number, _ in server.heads] == [0, 1]
 
 
 BAD = {
@@ -175,25 +164,23 @@ BAD = {
 
 
 @pytest.mark.parametrize(("answer", "kind", "said"), BAD.values(), ids=BAD)
-def test_a_bad_answer_is_an_error_and_the_request_is_sent_once(answer: bytes, kind: type[Exception], said: str) -> None:
-    async def scenario() -> None:
-        async with served(answering(answer)) as (server, client):
-            with pytest.raises(kind, match=said):
-                await read(client)
-            assert len(server.heads) == 1
+@on_event_loop
+async def test_a_bad_answer_is_an_error_and_the_request_is_sent_once(
+    answer: bytes, kind: type[Exception], said: str
+) -> None:
+    async with served(answering(answer)) as (server, client):
+        with pytest.raises(kind, match=said):
+            await read(client)
+        assert len(server.heads) == 1
 
-    run(scenario)
 
-
-def test_an_answer_may_end_with_its_connection_and_nobody_gets_an_answer_that_was_not_asked_for() -> None:
-    async def scenario() -> None:
-        async with served(answering(b"HTTP/1.0 200 OK\r\n\r\nhello")) as (_, client):
-            assert await read(client) == (200, b"hello")
-        async with served(answering(WHOLE + WHOLE.replace(b"hello", b"wrong"), WHOLE)) as (server, client):
-            assert [await read(client) for _ in range(2)] == [(200, b"hello")] * 2
-            assert server.connections == 2
-
-    run(scenario)
+@on_event_loop
+async def test_an_answer_may_end_with_its_connection_and_nobody_gets_an_answer_that_was_not_asked_for() -> None:
+    async with served(answering(b"HTTP/1.0 200 OK\r\n\r\nhello")) as (_, client):
+        assert await read(client) == (200, b"hello")
+    async with served(answering(WHOLE + WHOLE.replace(b"hello", b"wrong"), WHOLE)) as (server, client):
+        assert [await read(client) for _ in range(2)] == [(200, b"hello")] * 2
+        assert server.connections == 2
 
 
 def silent(server: Server) -> Conduct:
@@ -207,87 +194,78 @@ def silent(server: Server) -> Conduct:
     return conduct
 
 
-def test_who_leaves_closes_the_connection_before_and_behind_the_head() -> None:
-    async def scenario() -> None:
-        async with served(silent) as (server, client):
-            task = asyncio.create_task(read(client))
-            while not server.heads:
-                await asyncio.sleep(0)
-            task.cancel()
-            assert await server.closed.get() == 0
-            with await client.post("/", b""):
-                pass
-            assert await server.closed.get() == 1
-
-    run(scenario)
+@on_event_loop
+async def test_who_leaves_closes_the_connection_before_and_behind_the_head() -> None:
+    async with served(silent) as (server, client):
+        task = asyncio.create_task(read(client))
+        while not server.heads:
+            await asyncio.sleep(0)
+        task.cancel()
+        assert await server.closed.get() == 0
+        with await client.post("/", b""):
+            pass
+        assert await server.closed.get() == 1
 
 
-def test_closing_the_client_fails_its_requests_and_later_ones() -> None:
-    async def scenario() -> None:
-        async with served(silent) as (server, client):
-            task = asyncio.create_task(read(client))
-            while not server.heads:
-                await asyncio.sleep(0)
-            client.close()
-            for failing in (task, read(client)):
-                with pytest.raises(ConnectionAbortedError, match="closed"):
-                    await failing
-            assert await server.closed.get() == 0 and server.connections == 1
-
-    run(scenario)
-
-
-def test_a_slow_reader_stops_the_server() -> None:
-    async def scenario() -> None:
-        written = asyncio.Event()
-
-        def flooding(server: Server) -> Conduct:
-            async def conduct(number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                await server.request(number, reader)
-                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % ENDLESS + bytes(ENDLESS))
-                await writer.drain()
-                written.set()
-                await reader.read()
-
-            return conduct
-
-        async with served(flooding) as (_, client):
-            with await client.post("/", b"") as answer:
-                for _ in range(1000):  # passes of the loop, in which all would arrive
-                    await asyncio.sleep(0)
-                assert not written.is_set()
-                assert len(await answer.read()) == ENDLESS
-                await written.wait()
-
-    run(scenario)
-
-
-def test_a_server_that_cannot_be_reached_is_an_error(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        for url in ("http://127.0.0.1:1", f"unix:{tmp_path / 'none'}"):
-            with pytest.raises(ConnectError):
-                await read(Connections(url, {}, connect_s=10))
-        with pytest.raises(ConnectError, match="no connection within 0 s"):
-            await read(Connections("http://127.0.0.1:1", {}, connect_s=0))
-
-    run(scenario)
-
-
-def test_sockets_in_the_file_system(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        server: Server
-        server = Server(lambda *call: answering(WHOLE, WHOLE)(server)(*call))
-        listening = await asyncio.start_unix_server(server.take, tmp_path / "socket")
-        client = Connections(f"unix:{tmp_path / 'socket'}", {}, connect_s=10)
-        assert [await read(client) for _ in range(2)] == [(200, b"hello")] * 2
-        assert server.connections == 1 and b"host: engine\r\n" in server.heads[0][1]
+@on_event_loop
+async def test_closing_the_client_fails_its_requests_and_later_ones() -> None:
+    async with served(silent) as (server, client):
+        task = asyncio.create_task(read(client))
+        while not server.heads:
+            await asyncio.sleep(0)
         client.close()
-        listening.close()
+        for failing in (task, read(client)):
+            with pytest.raises(ConnectionAbortedError, match="closed"):
+                await failing
+        assert await server.closed.get() == 0 and server.connections == 1
 
-    run(scenario)
+
+@on_event_loop
+async def test_a_slow_reader_stops_the_server() -> None:
+    written = asyncio.Event()
+
+    def flooding(server: Server) -> Conduct:
+        async def conduct(number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await server.request(number, reader)
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % ENDLESS + bytes(ENDLESS))
+            await writer.drain()
+            written.set()
+            await reader.read()
+
+        return conduct
+
+    async with served(flooding) as (_, client):
+        with await client.post("/", b"") as answer:
+            for _ in range(1000):  # passes of the loop, in which all would arrive
+                await asyncio.sleep(0)
+            assert not written.is_set()
+            assert len(await answer.read()) == ENDLESS
+            await written.wait()
 
 
-def test_https() -> None:
+@on_event_loop
+async def test_a_server_that_cannot_be_reached_is_an_error(tmp_path: Path) -> None:
+    for url in ("http://127.0.0.1:1", f"unix:{tmp_path / 'none'}"):
+        with pytest.raises(ConnectError):
+            await read(Connections(url, {}, connect_s=10))
+    with pytest.raises(ConnectError, match="no connection within 0 s"):
+        await read(Connections("http://127.0.0.1:1", {}, connect_s=0))
+
+
+@on_event_loop
+async def test_sockets_in_the_file_system(tmp_path: Path) -> None:
+    server: Server
+    server = Server(lambda *call: answering(WHOLE, WHOLE)(server)(*call))
+    listening = await asyncio.start_unix_server(server.take, tmp_path / "socket")
+    client = Connections(f"unix:{tmp_path / 'socket'}", {}, connect_s=10)
+    assert [await read(client) for _ in range(2)] == [(200, b"hello")] * 2
+    assert server.connections == 1 and b"host: engine\r\n" in server.heads[0][1]
+    client.close()
+    listening.close()
+
+
+@on_event_loop
+async def test_https() -> None:
     """With ciphers that need no certificate, which no other context accepts."""
 
     def anonymous(protocol: int) -> ssl.SSLContext:
@@ -298,16 +276,13 @@ def test_https() -> None:
         context.set_ciphers("AECDH-AES128-SHA:@SECLEVEL=0")
         return context
 
-    async def scenario() -> None:
-        server: Server
-        server = Server(lambda *call: answering(CHUNKED, WHOLE)(server)(*call))
-        listening = await asyncio.start_server(server.take, "127.0.0.1", ssl=anonymous(ssl.PROTOCOL_TLS_SERVER))
-        url = f"https://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-        client = Connections(url, {}, connect_s=10, tls=anonymous(ssl.PROTOCOL_TLS_CLIENT))
-        assert [await read(client) for _ in range(2)] == [(200, b"hello")] * 2 and server.connections == 1
-        client.close()
-        with pytest.raises(ConnectError):
-            await read(Connections(url, {}, connect_s=10, tls=ssl.create_default_context()))
-        listening.close()
-
-    run(scenario)
+    server: Server
+    server = Server(lambda *call: answering(CHUNKED, WHOLE)(server)(*call))
+    listening = await asyncio.start_server(server.take, "127.0.0.1", ssl=anonymous(ssl.PROTOCOL_TLS_SERVER))
+    url = f"https://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    client = Connections(url, {}, connect_s=10, tls=anonymous(ssl.PROTOCOL_TLS_CLIENT))
+    assert [await read(client) for _ in range(2)] == [(200, b"hello")] * 2 and server.connections == 1
+    client.close()
+    with pytest.raises(ConnectError):
+        await read(Connections(url, {}, connect_s=10, tls=ssl.create_default_context()))
+    listening.close()

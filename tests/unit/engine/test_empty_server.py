@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from common.served import ServerThread
+from common.tiny_adapters import tiny_adapter
 
 from sparring.engine import wire
 from sparring.engine.adapters.remote import RemoteEngine
@@ -21,7 +22,6 @@ from sparring.errors import EngineError, WeightsError
 from sparring.generation import GenerateRequest, Sampling
 from sparring.model.hub import base_folder
 from sparring.model.load import load
-from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import tiny_model
 from sparring.weights import files
 from sparring.weights.http import Http

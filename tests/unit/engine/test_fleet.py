@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import pytest
@@ -133,9 +133,29 @@ class Kept:
 
 
 def fleet(*places: Place, **settings: object) -> tuple[Fleet, list[str]]:
+    """Open a fleet, which is closed behind the test, and a list of what it tells."""
     told: list[str] = []
-    report = partial(heard, told)
-    return Fleet(places, silent_s=SILENT_S, report=report, **settings), told  # type: ignore[arg-type]
+    opened = Fleet(places, silent_s=SILENT_S, report=partial(heard, told), **settings)  # type: ignore[arg-type]
+    OPEN.append(opened)
+    return opened, told
+
+
+OPEN: list[Fleet] = []
+
+
+def with_fleets(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Make a test of a coroutine on a virtual clock, and close its fleets at the end."""
+
+    @wraps(test)
+    async def closing(*arguments: Any, **named: Any) -> None:
+        OPEN.clear()
+        try:
+            await test(*arguments, **named)
+        finally:
+            while OPEN:
+                await OPEN.pop().close()
+
+    return on_virtual_clock(closing)
 
 
 def heard(told: list[str], text: str, facts: Mapping[str, Any]) -> None:
@@ -149,7 +169,7 @@ async def alone(request: GenerateRequest) -> Completion:
 
 @pytest.mark.parametrize("stands_still", [False, True])
 @pytest.mark.parametrize("after", [*range(LENGTH + 1)])
-@on_virtual_clock
+@with_fleets
 async def test_a_turn_goes_on_elsewhere_after_every_token(after: int, stands_still: bool) -> None:
     """The last is behind all tokens, before the completion."""
     one, other = Place("one"), Place("other")
@@ -169,10 +189,9 @@ async def test_a_turn_goes_on_elsewhere_after_every_token(after: int, stands_sti
     assert [request.told for request in other.requests] == ([after] if after < LENGTH else [])
     assert engines.metrics["moved"] == 1 and engines.metrics["engines_now"] == 1
     assert len(told) == 1 and told[0].startswith("one is left out")
-    await engines.close()
 
 
-@on_virtual_clock
+@with_fleets
 async def test_a_turn_outlives_every_engine_but_one() -> None:
     places = [Place(str(number)) for number in range(4)]
     for place in places[:3]:
@@ -185,10 +204,9 @@ async def test_a_turn_outlives_every_engine_but_one() -> None:
         await engines.generate(ask("late"))
     with pytest.raises(EngineError, match="none"):
         await engines.pull(weights(1))
-    await engines.close()
 
 
-@on_virtual_clock
+@with_fleets
 async def test_a_request_that_is_refused_or_fails_alone_takes_no_engine_with_it() -> None:
     class Refusing(Place):
         async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
@@ -205,10 +223,9 @@ async def test_a_request_that_is_refused_or_fails_alone_takes_no_engine_with_it(
     with pytest.raises(EngineError, match="its constraint"):
         await engines.generate(ask("failed"))
     assert engines.metrics["engines_now"] == 2 and not told
-    await engines.close()
 
 
-@on_virtual_clock
+@with_fleets
 async def test_conversations_and_prompts_stay_where_their_cache_is_unless_it_is_full() -> None:
     one, other = Place("one"), Place("other")
     engines, _ = fleet(one, other, room=3)
@@ -223,10 +240,9 @@ async def test_conversations_and_prompts_stay_where_their_cache_is_unless_it_is_
     for name in ("t0", "x", "unknown"):
         await engines.release(name)
     assert (one.released, other.released) == (["t0"], ["x"])
-    await engines.close()
 
 
-@on_virtual_clock
+@with_fleets
 async def test_an_abort_finds_its_engine() -> None:
     one, other = Place("one"), Place("other")
     engines, _ = fleet(one, other)
@@ -238,10 +254,9 @@ async def test_an_abort_finds_its_engine() -> None:
     assert isinstance(rest[-1], Completion) and rest[-1].finish_reason == "abort"
     assert [request.id for request in other.requests] == ["b"]
     assert [piece async for piece in streams[0]][-1] == await alone(ask("a", prompt=(0,)))
-    await engines.close()
 
 
-@on_virtual_clock
+@with_fleets
 async def test_an_aborted_request_of_an_engine_that_stands_still_ends_with_what_was_told() -> None:
     one, other = Place("one"), Place("other")
     one.stops_after = 3
@@ -251,11 +266,10 @@ async def test_an_aborted_request_of_an_engine_that_stands_still_ends_with_what_
     await engines.abort("a")
     assert (await answer).tokens == tuple(script(ask("a"))[:3]) and (await answer).finish_reason == "abort"
     assert not other.requests
-    await engines.close()
 
 
 @pytest.mark.parametrize("after", [0, 5, LENGTH])
-@on_virtual_clock
+@with_fleets
 async def test_a_turn_that_cannot_go_on_begins_again_unless_a_piece_of_it_was_read(after: int) -> None:
     one, other = Anew("one"), Anew("other")
     one.dies_after = after
@@ -269,10 +283,9 @@ async def test_a_turn_that_cannot_go_on_begins_again_unless_a_piece_of_it_was_re
     with pytest.raises(EngineError, match="read") if after else nullcontext():
         read += [piece async for piece in engines.stream(ask("b"))]
     assert bool(read) == (not after) and engines.metrics["moved"] == 1 + (not after)
-    await engines.close()
 
 
-@on_virtual_clock
+@with_fleets
 async def test_an_aborted_turn_that_cannot_go_on_ends_empty() -> None:
     one, other = Anew("one"), Anew("other")
     one.stops_after = 3
@@ -282,19 +295,17 @@ async def test_an_aborted_turn_that_cannot_go_on_ends_empty() -> None:
     await engines.abort("a")
     assert ((await answer).tokens, (await answer).finish_reason) == ((), "abort")
     assert not other.requests
-    await engines.close()
 
 
-@on_virtual_clock
+@with_fleets
 async def test_scores_are_computed_elsewhere_too() -> None:
     one, other = Place("one"), Place("other", version=0)
     one.running.clear()
     engines, _ = fleet(one, other)
     assert (await engines.score(ScoreRequest(id="s", tokens=PROMPT))).version == 0
-    await engines.close()
 
 
-@on_virtual_clock
+@with_fleets
 async def test_an_update_is_of_all_engines_that_get_requests() -> None:
     places = [Place("one"), Place("other", refuse_on=(2,)), Place("third")]
     engines, told = fleet(*places)
@@ -309,10 +320,9 @@ async def test_an_update_is_of_all_engines_that_get_requests() -> None:
     await engines.pull(weights(3))
     assert engines.metrics["engines_now"] == 3 and [place.version for place in places] == [3, 3, 3]
     assert "other serves version 2" in told[1]
-    await engines.close()
 
 
-@on_virtual_clock
+@with_fleets
 async def test_an_update_that_every_engine_refuses_leaves_the_fleet_as_it_was() -> None:
     places = [Place("one", refuse_on=(1,)), Place("other", refuse_on=(1,))]
     engines, told = fleet(*places)
@@ -321,10 +331,9 @@ async def test_an_update_that_every_engine_refuses_leaves_the_fleet_as_it_was() 
     assert engines.metrics["engines_now"] == 2 and not told and engines.version == 0
     await engines.pull(weights(1))
     assert engines.version == 1
-    await engines.close()
 
 
-@on_virtual_clock
+@with_fleets
 async def test_an_update_does_not_wait_for_an_engine_that_stands_still() -> None:
     one, other = Place("one"), Place("other")
     engines, told = fleet(one, other)
@@ -336,7 +345,6 @@ async def test_an_update_does_not_wait_for_an_engine_that_stands_still() -> None
     one.running.set()
     await asyncio.sleep(2 * SILENT_S)
     assert one.version == 1 and engines.metrics["engines_now"] == 2
-    await engines.close()
 
 
 def test_an_engine_that_stood_still_comes_back_when_it_has_caught_up() -> None:
@@ -358,7 +366,7 @@ def test_an_engine_that_stood_still_comes_back_when_it_has_caught_up() -> None:
     assert seconds < 100 * TOKEN_S
 
 
-@on_virtual_clock
+@with_fleets
 async def test_an_engine_that_stood_still_between_updates_comes_back_too() -> None:
     one, other = Place("one"), Place("other")
     one.stops_after = 1
@@ -368,10 +376,9 @@ async def test_an_engine_that_stood_still_between_updates_comes_back_too() -> No
     one.running.set()
     await asyncio.sleep(3 * SILENT_S)
     assert engines.metrics["engines_now"] == 2 and len(told) == 2
-    await engines.close()
 
 
-@on_virtual_clock
+@with_fleets
 async def test_a_restarted_engine_gets_the_first_weights_and_then_the_newest() -> None:
     one, other = Place("one", refuse_on=()), Place("other")
     engines, _ = fleet(one, other)
@@ -383,10 +390,9 @@ async def test_a_restarted_engine_gets_the_first_weights_and_then_the_newest() -
         assert one.version == version and engines.metrics["engines_now"] == 2 and engines.version == version
         await engines.pull(weights(2))
     assert [ref.version for ref in one.pulled] == [1, 1, 2, 2, 2]
-    await engines.close()
 
 
-@on_virtual_clock
+@with_fleets
 async def test_a_reader_that_pauses_while_its_engine_is_restarted_reads_on() -> None:
     one, other = Place("one"), Place("other")
     engines, told = fleet(one, other)
@@ -399,10 +405,9 @@ async def test_a_reader_that_pauses_while_its_engine_is_restarted_reads_on() -> 
     assert len(told) == 2 and engines.metrics["engines_now"] == 2
     pieces += [piece async for piece in stream]
     assert pieces[-1] == await alone(ask("a")) and engines.metrics["moved"] == 1
-    await engines.close()
 
 
-@on_virtual_clock
+@with_fleets
 async def test_an_engine_that_answers_catches_up_as_it_is() -> None:
     """Only one that does not answer is replaced."""
     one, other, kept = Place("one", refuse_on=(1,)), Place("other"), Kept()
@@ -415,10 +420,9 @@ async def test_an_engine_that_answers_catches_up_as_it_is() -> None:
     await engines.pull(weights(2))
     await asyncio.sleep(4 * SILENT_S)
     assert len(kept.lost_ones) > 1 and set(kept.lost_ones) == {"one"}, "as long as it does not answer"
-    await engines.close()
 
 
-@on_virtual_clock
+@with_fleets
 async def test_an_engine_that_never_takes_an_update_is_replaced_after_some_tries() -> None:
     one, other, kept = Place("one", refuse_on=range(1, 2 + CATCH_UPS)), Place("other"), Kept(restarts=True)
     engines, told = fleet(one, other, keeper=kept)
@@ -427,10 +431,9 @@ async def test_an_engine_that_never_takes_an_update_is_replaced_after_some_tries
     assert kept.lost_ones == ["one"] and "does not catch up" in told[1]
     await asyncio.sleep(SILENT_S)
     assert one.version == 1 and engines.metrics["engines_now"] == 2 and kept.lost_ones == ["one"]
-    await engines.close()
 
 
-@on_virtual_clock
+@with_fleets
 async def test_the_first_reply_of_each_life_is_told() -> None:
     one, kept = Place("one"), Kept(restarts=True)
     engines, _ = fleet(one, keeper=kept)
@@ -439,11 +442,10 @@ async def test_the_first_reply_of_each_life_is_told() -> None:
             await engines.generate(ask("a"))
         assert kept.replies == ["one"] * life
         one.dead = True
-    await engines.close()
 
 
 @pytest.mark.parametrize("after", [0, 5, LENGTH])
-@on_virtual_clock
+@with_fleets
 async def test_what_is_asked_waits_for_the_only_engine_if_somebody_starts_it_again(after: int) -> None:
     """The turn goes on from the tokens that were told. Where nobody does, requests fail."""
     one, kept = Place("one"), Kept(restarts=True)
@@ -465,10 +467,9 @@ async def test_what_is_asked_waits_for_the_only_engine_if_somebody_starts_it_aga
     await asyncio.sleep(100 * SILENT_S)
     assert not waiting.done()
     waiting.cancel()
-    await engines.close()
 
 
-@on_virtual_clock
+@with_fleets
 async def test_a_fleet_that_is_closed_lets_nobody_wait() -> None:
     one = Place("one")
     one.dead = True
@@ -480,7 +481,7 @@ async def test_a_fleet_that_is_closed_lets_nobody_wait() -> None:
         await waiting
 
 
-@on_virtual_clock
+@with_fleets
 async def test_an_engine_that_comes_late_joins_with_the_newest_weights() -> None:
     one, late = Place("one"), Place("late")
     late.dead, late.restarted = True, True
@@ -495,10 +496,9 @@ async def test_an_engine_that_comes_late_joins_with_the_newest_weights() -> None
     assert engines.metrics["engines_now"] == 2 and late.version == 1 and [ref.version for ref in late.pulled] == [1]
     answers = await asyncio.gather(*(engines.generate(ask(str(n), n, prompt=(n,))) for n in range(2)))
     assert late.requests and {answer.versions.values for answer in answers} == {(1,)}
-    await engines.close()
 
 
-@on_virtual_clock
+@with_fleets
 async def test_a_caller_that_leaves_drops_its_request() -> None:
     one = Place("one")
     engines, _ = fleet(one)

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from test_fleet import LENGTH, SILENT_S, TOKEN_S, Kept, Place, alone, ask, fleet, weights
-from virtual import on_virtual_clock
+from test_fleet import LENGTH, SILENT_S, TOKEN_S, Kept, Place, alone, ask, fleet, weights, with_fleets
 
 from sparring.engine.fleet import PROMPTS
 from sparring.engine.turn_pieces import joined
@@ -22,7 +21,7 @@ async def pieces_of(stream: AsyncIterator[Delta | Completion]) -> list[Any]:
     return [piece async for piece in stream]
 
 
-@on_virtual_clock
+@with_fleets
 async def test_an_abort_of_a_request_that_is_between_two_engines_ends_it() -> None:
     """Its connection is broken, and nobody knows yet whether its engine is lost."""
 
@@ -39,10 +38,9 @@ async def test_an_abort_of_a_request_that_is_between_two_engines_ends_it() -> No
     assert not told
     await engines.abort("a")
     assert (await answer).finish_reason == "abort" and len((await answer).tokens) == 1 and not other.requests
-    await engines.close()
 
 
-@on_virtual_clock
+@with_fleets
 async def test_a_turn_that_ended_before_its_abort_keeps_its_end() -> None:
     one = Place("one")
     one.stops_after = LENGTH  # all tokens are told, and not that they are all
@@ -51,11 +49,10 @@ async def test_a_turn_that_ended_before_its_abort_keeps_its_end() -> None:
     await asyncio.sleep((LENGTH + 2) * TOKEN_S)
     await engines.abort("a")
     assert await answer == await alone(ask("a"))
-    await engines.close()
 
 
 @pytest.mark.parametrize("asked", ["release", "drop"])
-@on_virtual_clock
+@with_fleets
 async def test_nobody_waits_longer_than_a_ping_for_an_engine_that_stands_still(asked: str) -> None:
     class Still(Place):
         async def release(self, conversation: str) -> None:
@@ -72,10 +69,9 @@ async def test_nobody_waits_longer_than_a_ping_for_an_engine_that_stands_still(a
     async with asyncio.timeout(3 * SILENT_S):
         await getattr(engines, asked)("t")
     await stream.aclose()  # type: ignore[attr-defined]
-    await engines.close()
 
 
-@on_virtual_clock
+@with_fleets
 async def test_the_versions_of_a_turn_rise_where_its_engine_dies_during_an_update() -> None:
     """The first has committed the update, and sampled with it, when it dies; the other one is slower."""
 
@@ -92,20 +88,18 @@ async def test_the_versions_of_a_turn_rise_where_its_engine_dies_during_an_updat
     await engines.pull(weights(1))
     *deltas, _ = await answer
     assert joined(deltas).versions.expand() == [0] * 2 + [1] * (LENGTH - 2)
-    await engines.close()
 
 
-@on_virtual_clock
+@with_fleets
 async def test_a_fleet_forgets_the_prompts_that_came_the_longest_ago() -> None:
     engines, _ = fleet(Place("one"))
     for number in range(PROMPTS + 10):
         one = ask("a", prompt=(number,))
         await engines.generate(replace(one, sampling=replace(one.sampling, max_tokens=1)))
     assert len(engines._prompts) == PROMPTS
-    await engines.close()
 
 
-@on_virtual_clock
+@with_fleets
 async def test_a_closed_fleet_watches_nobody_and_loses_no_engine() -> None:
     """Its requests fail, and their callers may still look after their engines."""
 

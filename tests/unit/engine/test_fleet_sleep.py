@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from test_fleet import LENGTH, SILENT_S, TOKEN_S, Kept, Place, alone, ask, fleet, weights
-from virtual import on_virtual_clock
+from test_fleet import LENGTH, SILENT_S, TOKEN_S, Kept, Place, alone, ask, fleet, weights, with_fleets
 
 from sparring.errors import EngineError, WeightsError
 from sparring.types import WeightRef
@@ -28,7 +27,7 @@ class Sleeper(Place):
         self.asleep = False
 
 
-@on_virtual_clock
+@with_fleets
 async def test_a_turn_of_an_engine_that_dies_in_its_sleep_goes_on_elsewhere() -> None:
     one, other = Sleeper("one"), Sleeper("other")
     engines, told = fleet(one, other)
@@ -46,10 +45,9 @@ async def test_a_turn_of_an_engine_that_dies_in_its_sleep_goes_on_elsewhere() ->
     one.dead = False
     await asyncio.sleep(2 * SILENT_S)
     assert engines.metrics["engines_now"] == 2 and one.version == 1 and not one.asleep
-    await engines.close()
 
 
-@on_virtual_clock
+@with_fleets
 async def test_if_all_die_in_their_sleep_the_new_ones_wake() -> None:
     one, other = Sleeper("one"), Sleeper("other")
     engines, _ = fleet(one, other, keeper=Kept(restarts=True))
@@ -62,10 +60,9 @@ async def test_if_all_die_in_their_sleep_the_new_ones_wake() -> None:
     await engines.wake(weights(1))
     assert engines.version == 1
     assert len((await answer).tokens) == LENGTH
-    await engines.close()
 
 
-@on_virtual_clock
+@with_fleets
 async def test_without_a_keeper_it_does_not_wake_if_all_are_dead() -> None:
     engines, _ = fleet(one := Sleeper("one"))
     await engines.sleep()
@@ -76,10 +73,9 @@ async def test_without_a_keeper_it_does_not_wake_if_all_are_dead() -> None:
     one.dead = False
     await engines.wake(weights(1))
     assert one.version == 1 and not one.asleep
-    await engines.close()
 
 
-@on_virtual_clock
+@with_fleets
 async def test_an_engine_that_comes_back_meanwhile_is_told_to_sleep() -> None:
     one, other = Sleeper("one"), Sleeper("other")
     engines, _ = fleet(one, other)
@@ -98,10 +94,9 @@ async def test_an_engine_that_comes_back_meanwhile_is_told_to_sleep() -> None:
     await asyncio.gather(*answers)
     await asyncio.sleep(2 * SILENT_S)
     assert not one.asleep and engines.metrics["engines_now"] == 2 and {one.version, other.version} == {1}
-    await engines.close()
 
 
-@on_virtual_clock
+@with_fleets
 async def test_a_fleet_with_an_engine_that_cannot_sleep_stays_awake() -> None:
     class Awake(Sleeper):
         async def sleep(self) -> None:
@@ -113,11 +108,10 @@ async def test_a_fleet_with_an_engine_that_cannot_sleep_stays_awake() -> None:
         await engines.sleep()
     await engines.pull(weights(1))
     assert engines.version == 1 and engines.metrics["engines_now"] == 2 and not other.asleep
-    await engines.close()
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-@on_virtual_clock
+@with_fleets
 async def test_engines_that_are_dead_when_they_are_to_sleep_have_nothing_to_give_back(restarts: bool) -> None:
     places = [Sleeper("one"), Sleeper("other")]
     engines, _ = fleet(*places, keeper=Kept(restarts=restarts))
@@ -127,10 +121,9 @@ async def test_engines_that_are_dead_when_they_are_to_sleep_have_nothing_to_give
     await asyncio.sleep(3 * SILENT_S)
     await engines.wake(weights(1))
     assert engines.version == 1 and (await engines.generate(ask("a"))).tokens
-    await engines.close()
 
 
-@on_virtual_clock
+@with_fleets
 async def test_a_fleet_that_is_closed_in_its_sleep_fails_what_waits() -> None:
     engines, _ = fleet(Sleeper("one"))
     answer = asyncio.create_task(engines.generate(ask("a")))

@@ -9,6 +9,7 @@ import pytest
 from common.served import ServerThread
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from virtual import on_event_loop
 
 from sparring.engine.adapters.remote import RemoteEngine
 from sparring.engine.adapters.remote_client import RemoteClient
@@ -52,32 +53,29 @@ ACTIONS = st.lists(st.sampled_from(["push", "run", "other", "newcomer"]), min_si
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(actions=ACTIONS, first=st.integers(1, 3))
-def test_another_process_counts_versions_as_the_run_does(thread, model_path, actions, first) -> None:
+@on_event_loop
+async def test_another_process_counts_versions_as_the_run_does(thread, model_path, actions, first) -> None:
     """The run begins on a server that others used before, and updates while both clients sample."""
     request = GenerateRequest(id="", tokens=(5, 6, 7), sampling=Sampling(max_tokens=2, seed=1))
     state = load(model_path).state()
-
-    async def scenario() -> None:
-        run, others = RemoteEngine(thread.url), [RemoteClient(thread.url)]
-        run.begin(state)
-        version = 0
-        for number, action in enumerate(actions):
-            if action == "push":
-                version += first
-                with published(publish("policy", version, state)) as ref:
-                    await run.pull(ref)
-            elif action == "newcomer":
-                others.append(RemoteClient(thread.url))
-                assert others[-1].version == version
-            else:
-                client = run if action == "run" else others[number % len(others)]
-                async for piece in client.stream(replace(request, id=f"{id(client)}-{number}")):
-                    assert set(piece.versions.values) == {version} >= set(piece.kv_versions.values)
-                assert client.version == version
-        for client in (run, *others):
-            await client.close()
-
-    asyncio.run(scenario())
+    run, others = RemoteEngine(thread.url), [RemoteClient(thread.url)]
+    run.begin(state)
+    version = 0
+    for number, action in enumerate(actions):
+        if action == "push":
+            version += first
+            with published(publish("policy", version, state)) as ref:
+                await run.pull(ref)
+        elif action == "newcomer":
+            others.append(RemoteClient(thread.url))
+            assert others[-1].version == version
+        else:
+            client = run if action == "run" else others[number % len(others)]
+            async for piece in client.stream(replace(request, id=f"{id(client)}-{number}")):
+                assert set(piece.versions.values) == {version} >= set(piece.kv_versions.values)
+            assert client.version == version
+    for client in (run, *others):
+        await client.close()
 
 
 def test_a_run_publishes_again_after_its_server_restarted(model_path, tmp_path) -> None:

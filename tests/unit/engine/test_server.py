@@ -17,6 +17,7 @@ import pytest
 import torch
 from asked import EVERYTHING, PROMPT, ask, with_client
 from common.served import ServerThread
+from common.tiny_adapters import tiny_adapter
 from refusals import refused_at
 
 from sparring.engine import wire
@@ -29,7 +30,6 @@ from sparring.generation import Completion
 from sparring.kernels import ops
 from sparring.model.load import load
 from sparring.model.peft import read
-from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import tiny_model
 from sparring.weights.inline import publish
 from sparring.weights.shared_memory import FOLDER, PREFIX, published

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from common.tiny_adapters import tiny_adapter
 
 from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
@@ -15,7 +16,6 @@ from sparring.model.load import load
 from sparring.model.peft import read
 from sparring.model.staging import held
 from sparring.stages.preflight.memory import resident
-from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import tiny_model
 from sparring.weights.inline import publish
 

@@ -33,7 +33,7 @@ def test_a_wait_ends_at_the_deadline(silent):
 
 
 def test_a_server_that_is_not_there_is_an_engine_error(tmp_path):
-    with pytest.raises(EngineError, match="weights: FileNotFoundError"):
+    with pytest.raises(EngineError, match="weights: ConnectError"):
         WeightSender(f"unix:{tmp_path / 'absent'}", {}, 60).post("weights", b"{}")
 
 
@@ -73,14 +73,14 @@ def test_an_answer_of_another_server_is_an_engine_error(silent):
 
 
 @pytest.mark.parametrize(
-    ("head", "again", "kind", "said"),
+    ("head", "again", "said"),
     [
-        (b"", b"HTTP/1.1 100 Continue\r\n\r\n", WeightsError, "timeout_s"),
-        (b"HTTP/1.1 200 OK\r\n\r\n", bytes(1 << 16), EngineError, "at most"),
-        (b"HTTP/1.1 200 OK\r\n", b"x: y\r\n", EngineError, "100 headers"),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 99, "a head of at most 65536 bytes"),
+        (b"HTTP/1.1 200 OK\r\n\r\n", bytes(1 << 16), "an answer of at most 1048576 bytes"),
+        (b"HTTP/1.1 200 OK\r\n", b"x: y\r\n" * 99, "a head of at most 65536 bytes"),
     ],
 )
-def test_an_answer_without_an_end_ends(silent, head, again, kind, said):
+def test_an_answer_without_an_end_ends(silent, head, again, said):
     accepted = []
 
     def answer():
@@ -92,8 +92,8 @@ def test_an_answer_without_an_end_ends(silent, head, again, kind, said):
 
     thread = threading.Thread(target=answer)
     thread.start()
-    with pytest.raises(kind, match=said):
-        WeightSender(url_of(silent), {}, 0.1 - GRACE_S).post("weights", b"{}")
+    with pytest.raises(EngineError, match=said):
+        WeightSender(url_of(silent), {}, 600).post("weights", b"{}")
     with suppress(OSError):
         accepted[0].shutdown(socket.SHUT_RDWR)
     thread.join()

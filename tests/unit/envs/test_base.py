@@ -10,12 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 from refusals import refused_at
+from segments import answer, finished
 
 from sparring.envs.base import Env, ToolError, tool
 from sparring.envs.config import EnvConfig
 from sparring.envs.factory import WorldFactory
 from sparring.errors import BadInput, EnvError, SandboxError
-from sparring.types import Message, Outcome, Score, Segment, StopReason, Task, ToolCall, Trajectory
+from sparring.types import Message, Outcome, Score, Task, ToolCall
 
 TASK = Task(id="t", env="shop", messages=(Message(role="user", content="Buy."),), data={"answer": "7"})
 
@@ -79,20 +80,10 @@ def answers(*calls: tuple[str, dict[str, Any] | None]) -> list[str]:
     return asyncio.run(run())
 
 
-def finished(text: str, *, reason: StopReason = "answered") -> Trajectory:
-    kind = "completed" if reason == "answered" else "truncated"
-    messages = (*TASK.messages, Message(role="assistant", content=text))
-    segments = tuple(
-        Segment(index=i, parent=i - 1 if i else None, source="expert", tokens=(), message=m)
-        for i, m in enumerate(messages)
-    )
-    return Trajectory(id="r", task="t", role="policy", segments=segments, outcome=Outcome(kind=kind, reason=reason))
-
-
-def score(world: Env, trajectory: Trajectory) -> Score | None:
+def score(world: Env, text: str, **more: Any) -> Score | None:
     async def run() -> Score | None:
         await world.open(TASK, None)
-        return await world.score(trajectory)
+        return await world.score(finished(*TASK.messages, answer(text), **more))
 
     return asyncio.run(run())
 
@@ -145,12 +136,14 @@ def test_a_reply_without_calls_ends_the_episode() -> None:
 
 
 def test_the_final_text_is_scored() -> None:
-    assert score(Shop(), finished(" 7\n")) == Score(reward=1.0, success=True)
-    assert score(Shop(), finished("8")) == Score(reward=0.0, success=False)
+    assert score(Shop(), " 7\n") == Score(reward=1.0, success=True)
+    assert score(Shop(), "8") == Score(reward=0.0, success=False)
 
 
 def test_an_unfinished_answer_counts_as_empty() -> None:
-    assert score(Shop(), finished("7", reason="max_tokens")) == Score(reward=0.0, success=False)
+    assert score(Shop(), "7", outcome=Outcome(kind="truncated", reason="max_tokens")) == Score(
+        reward=0.0, success=False
+    )
 
 
 class Odd(Env):
@@ -171,14 +164,14 @@ class Odd(Env):
 @pytest.mark.parametrize("value", [math.nan, "1", [1.0], KeyError("x")])
 def test_a_reward_that_is_no_number_is_the_worlds_failure(value: Any) -> None:
     with pytest.raises(EnvError, match="Odd.reward"):
-        score(Odd(value), finished("7"))
+        score(Odd(value), "7")
 
 
 def test_valid_types_of_rewards() -> None:
-    assert score(Odd(None), finished("7")) is None
-    assert score(Odd(0.25), finished("7")) == Score(reward=0.25, success=None)
+    assert score(Odd(None), "7") is None
+    assert score(Odd(0.25), "7") == Score(reward=0.25, success=None)
     whole = Score(reward=0.5, parts={"style": 0.5})
-    assert score(Odd(whole), finished("7")) is whole
+    assert score(Odd(whole), "7") is whole
 
 
 class Twice(Env):

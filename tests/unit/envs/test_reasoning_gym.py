@@ -16,6 +16,7 @@ from typing import Any
 import numpy
 import pytest
 from reasoning_gym.factory import DATASETS
+from segments import answer, finished
 
 from sparring.envs.config import EnvConfig
 from sparring.envs.executor import InlineExecutor
@@ -23,7 +24,7 @@ from sparring.envs.reasoning_gym import HASH_DEPENDENT, ReasoningGym, entry_of, 
 from sparring.envs.splits import overlap
 from sparring.errors import BadInput
 from sparring.rollout.guarded_env import GuardedEnv
-from sparring.types import Message, Outcome, Segment, Task, Trajectory
+from sparring.types import Task
 
 WITHOUT_ANSWER = {"boxnet", "rush_hour"}
 """The library neither solves these nor gives an example of a right answer."""
@@ -99,11 +100,11 @@ def test_a_comparing_verifier_runs_on_the_event_loop_and_agrees_with_the_library
     world = factory({"name": name}, binary=False)
     (task,) = drain(world.tasks("train", 0), 1)
     right = entry_of(task)["answer"]
-    for answer in (right, f"{right}0", "1/0", "1e9999", "no"):
+    for text in (right, f"{right}0", "1/0", "1e9999", "no"):
         state = random.getstate()
-        reward, num_away = guarded(world, task, answer)
+        reward, num_away = guarded(world, task, text)
         assert random.getstate() == state
-        assert (reward, num_away) == (DATASETS[name][0](DATASETS[name][1]()).score_answer(answer, entry_of(task)), 0)
+        assert (reward, num_away) == (DATASETS[name][0](DATASETS[name][1]()).score_answer(text, entry_of(task)), 0)
 
 
 def test_a_computing_verifier_runs_in_the_executor() -> None:
@@ -112,7 +113,7 @@ def test_a_computing_verifier_runs_in_the_executor() -> None:
     assert guarded(world, task, entry_of(task)["answer"]) == (1.0, 1)
 
 
-def guarded(world: ReasoningGym, task: Task, answer: str) -> tuple[float | None, int]:
+def guarded(world: ReasoningGym, task: Task, text: str) -> tuple[float | None, int]:
     """Return the reward of an answer, and how many calls were handed to the environment's executor."""
 
     class Counting(InlineExecutor):
@@ -127,7 +128,7 @@ def guarded(world: ReasoningGym, task: Task, answer: str) -> tuple[float | None,
         env = GuardedEnv(world.make, executor, at_once=world.makes_at_once)
         await env.make()
         await env.open(task, None)
-        score = await env.score([trajectory_of(task, answer)])
+        score = await env.score([finished(answer(text), task=task.id)])
         assert score is not None
         return score.reward, executor.calls
 
@@ -170,17 +171,11 @@ def score_of(world: ReasoningGym, task: Task, text: str) -> tuple[float | None, 
     async def run() -> tuple[float | None, bool | None]:
         env = world.make()
         await env.open(task, None)
-        score = await env.score(trajectory_of(task, text))
+        score = await env.score(finished(answer(text), task=task.id))
         assert score is not None
         return score.reward, score.success
 
     return asyncio.run(run())
-
-
-def trajectory_of(task: Task, text: str) -> Trajectory:
-    reply = Segment(index=0, parent=None, source="expert", tokens=(), message=Message(role="assistant", content=text))
-    outcome = Outcome(kind="completed", reason="answered")
-    return Trajectory(id="r", task=task.id, role="policy", segments=(reply,), outcome=outcome)
 
 
 def test_scores_are_binary_or_the_librarys_own() -> None:
@@ -205,19 +200,10 @@ def test_without_the_tool_there_is_neither_tool_nor_box_nor_expert() -> None:
     ("dataset", "said"),
     [
         ({"name": "gdc"}, r"env.args.datasets.0.name: expected one of ab"),
-        (
-            {"name": "gcd", "params": {"max": 3}},
-            "datasets.0.params: expected parameters of gcd",
-        ),
-        (
-            {"name": "gcd", "params": {"min_value": -1}},
-            "datasets.0.params: expected parameters",
-        ),
+        ({"name": "gcd", "params": {"max": 3}}, "datasets.0.params: expected parameters of gcd"),
+        ({"name": "gcd", "params": {"min_value": -1}}, "datasets.0.params: expected parameters"),
         ({"name": "gcd", "params": {"seed": 1}}, "datasets.0.params.seed: expected no such key"),
-        (
-            {"name": "sudoku", "demonstrations": 3},
-            "datasets.0.demonstrations: expected 0",
-        ),
+        ({"name": "sudoku", "demonstrations": 3}, "datasets.0.demonstrations: expected 0"),
         ({"name": "gcd", "coverage": "full"}, "env.args: .* got datasets.0.coverage: expected one of"),
         ({"name": "gcd", "weight": 0}, "at least one dataset must have a weight above 0"),
         ({"name": "gcd", "tool_share": 1.5}, "tool_share must be between 0 and 1"),

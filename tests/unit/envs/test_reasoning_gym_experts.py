@@ -9,13 +9,14 @@ import sys
 from collections.abc import Sequence
 
 import pytest
+from segments import finished
 
 from sparring.envs.config import EnvConfig
 from sparring.envs.reasoning_gym import ReasoningGym, score_answer
 from sparring.envs.reasoning_gym_experts import PROGRAMS
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
-from sparring.types import Message, Outcome, Segment, Task, Trajectory
+from sparring.types import Message, Task
 
 COUNT = 50
 NAMES = [*PROGRAMS, "calendar_arithmetic"]
@@ -76,12 +77,7 @@ async def one_rollout(boxes: BubblewrapBoxes, name: str) -> tuple[float | None, 
             seen = await env.step(messages[-1])
             messages += seen.messages
         assert seen.done
-        segments = tuple(
-            Segment(index=i, parent=i - 1 if i else None, source="expert", tokens=(), message=m)
-            for i, m in enumerate(messages)
-        )
-        outcome = Outcome(kind="completed", reason="answered")
-        score = await env.score(Trajectory(id="r", task=task.id, role="policy", segments=segments, outcome=outcome))
+        score = await env.score(finished(*messages, task=task.id))
         return (score.reward if score else None), messages
     finally:
         await box.close()

@@ -10,13 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 from refusals import refused_at
+from segments import answer, finished
 
 from sparring.envs.config import Columns, EnvConfig
 from sparring.envs.registry import load_env
 from sparring.envs.splits import overlap
 from sparring.errors import BadInput
 from sparring.tasks.files import read_rows
-from sparring.types import BoxSpec, Limits, Message, Outcome, Segment, Task, Trajectory
+from sparring.types import BoxSpec, Limits, Task
 
 WORLD = '''
 import msgspec
@@ -87,11 +88,7 @@ def test_a_class_in_a_package_and_a_built_in() -> None:
         ("WORLD:NUMBER", {}, "env.name: expected a subclass of sparring.Env"),
         ("nowhere.py:Guess", {}, "env.name: expected a Python file"),
         ("no_such_package.worlds:Guess", {}, "env.name: expected an installed module no_such_package.worlds"),
-        (
-            "WORLD:Guess",
-            {"sise": 3},
-            r"env.args: expected settings",
-        ),
+        ("WORLD:Guess", {"sise": 3}, r"env.args: expected settings"),
         ("WORLD:Guess", {"size": "3"}, "got size: expected an integer"),
         ("WORLD:Guess", {"sides": [1, "b"]}, "got sides.1: expected a.* integer"),
     ],
@@ -115,11 +112,7 @@ DRAW = "def generate(self, random): return "
 @pytest.mark.parametrize(
     ("base", "body", "said"),
     [
-        (
-            "object",
-            "pass",
-            r"env.name: expected a subclass",
-        ),
+        ("object", "pass", r"env.name: expected a subclass"),
         (
             "object",
             "def __init__(self, config): pass",
@@ -132,11 +125,7 @@ DRAW = "def generate(self, random): return "
         ("Env", f"{DRAW}'text'", "W.generate: expected a dict"),
         ("Env", f"{DRAW}None", "W.generate: expected a dict"),
         ("Env", f"async {DRAW}{{}}", "W.generate: expected a dict"),
-        (
-            "Env",
-            f"{DRAW}{{'prompt': [{{'role': 'user'}}]}}",
-            "expected a text",
-        ),
+        ("Env", f"{DRAW}{{'prompt': [{{'role': 'user'}}]}}", "expected a text"),
         ("Env", f"{DRAW}{{'prompt': None}}", "expected a text"),
         ("Env", f"{DRAW}{{'prompt': 'a', 'o': object()}}", "expected data that can be written down, .* type object"),
         (
@@ -194,10 +183,7 @@ def test_a_reward_function_over_a_file(tmp_path: Path) -> None:
 
 async def reward_of(world: Any, task: Task, text: str) -> float | None:
     await world.open(task, None)
-    reply = Segment(index=0, parent=None, source="expert", tokens=(), message=Message(role="assistant", content=text))
-    outcome = Outcome(kind="completed", reason="answered")
-    score = await world.score(Trajectory(id="r", task=task.id, role="policy", segments=(reply,), outcome=outcome))
-    return score.reward
+    return (await world.score(finished(answer(text), task=task.id))).reward
 
 
 def test_held_out_prompts_never_train_whatever_the_order_of_the_file(tmp_path: Path) -> None:
@@ -243,12 +229,7 @@ def test_rows_of_one_prompt_are_distinguished_by_a_key_column(tmp_path: Path) ->
         ([{"prompt": "a", "answer": "1"}], REWARD, {}, "env.held_out: expected fewer than the 1 different prompts"),
         (ROWS, REWARD, {}, "data.jsonl:1: expected a column"),
         ([{"prompt": "a"}, {"prompt": "b"}], REWARD, {}, "task reward/train/1: expected a column 'answer'"),
-        (
-            [{"prompt": "a", "answer": "b", "id": 1}] * 2,
-            REWARD,
-            {},
-            "expected rows",
-        ),
+        ([{"prompt": "a", "answer": "b", "id": 1}] * 2, REWARD, {}, "expected rows"),
         (ROWS, "reward = 3\n", {}, "env.reward: expected a function"),
     ],
 )

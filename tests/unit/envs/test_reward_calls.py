@@ -145,7 +145,7 @@ def test_an_error_names_the_innermost_line_of_the_users() -> None:
     def broken() -> None:
         json.loads("{")
 
-    with pytest.raises(EnvError, match=r"^w\.py:reward: JSONDecodeError: .* \(test_called\.py:\d+, in broken\)$"):
+    with pytest.raises(EnvError, match=r"^w\.py:reward: JSONDecodeError: .* \(test_reward_calls\.py:\d+, in broken\)$"):
         with boundary(EnvError, "w.py:reward"):
             broken()
 

@@ -71,11 +71,7 @@ def test_golden_schema_of_scalars_defaults_and_descriptions() -> None:
 
 
 def test_golden_schema_of_records_unions_and_bare_containers() -> None:
-    point = {
-        "type": "object",
-        "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}},
-        "required": ["x"],
-    }
+    point = {"type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}}, "required": ["x"]}
     spec = tool_spec(bare, name="other", description="")
     assert (spec.name, spec.description) == ("other", "")
     assert spec.parameters["properties"] == {
@@ -105,11 +101,7 @@ def starred(*x: int) -> None:
 
 @pytest.mark.parametrize(
     ("function", "said"),
-    [
-        (no_hint, "a type hint on 'x'"),
-        (unserialisable, "parameter x: expected str"),
-        (starred, r"\*x"),
-    ],
+    [(no_hint, "a type hint on 'x'"), (unserialisable, "parameter x: expected str"), (starred, r"\*x")],
 )
 def test_a_type_without_a_schema_is_refused(function: object, said: str) -> None:
     with pytest.raises(BadInput, match=said):

@@ -10,14 +10,15 @@ import pytest
 from sparring.envs.base import Env
 from sparring.envs.tools.bash import BashTool
 from sparring.envs.tools.editor import EditorTool
+from sparring.envs.tools.python import PythonTool, output_text
 from sparring.envs.tools.terminal import TerminalTool
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
-from sparring.types import BoxSpec, Message, Task, ToolCall
+from sparring.types import BoxSpec, ExecResult, Message, Task, ToolCall
 
 
-class Everything(BashTool, EditorTool, TerminalTool, Env):
-    """A shell, an editor and a terminal."""
+class Everything(PythonTool, BashTool, EditorTool, TerminalTool, Env):
+    """Python, a shell, an editor and a terminal."""
 
 
 def said(*calls: tuple[str, dict[str, Any]], **spec: Any) -> list[str]:
@@ -44,10 +45,38 @@ def bash(*commands: str, **spec: Any) -> list[str]:
 
 def test_each_tool_has_a_schema() -> None:
     specs = {spec.name: spec for spec in Everything().tools}
-    assert set(specs) == {"bash", "view", "create", "replace", "insert", "type"}
+    assert set(specs) == {"python", "bash", "view", "create", "replace", "insert", "type"}
+    assert specs["python"].description == "Run Python code."
+    code = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
+    assert specs["python"].parameters == code
     assert specs["bash"].parameters["required"] == ["command"]
     assert specs["type"].parameters["properties"]["keys"]["items"] == {"type": "string"}
     assert specs["view"].parameters["required"] == ["path"]
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (ExecResult(exit_code=0, stdout="4\n", stderr="a warning", wall_s=0), "4"),
+        (ExecResult(exit_code=0, stdout="", stderr="", wall_s=0), "no output"),
+        (ExecResult(exit_code=1, stdout="", stderr="Traceback\n  ...\nNameError: x\n", wall_s=0), "NameError: x"),
+        (ExecResult(exit_code=1, stdout="4\n", stderr="NameError: x", wall_s=0), "4\nNameError: x"),
+        (ExecResult(exit_code=3, stdout="", stderr="", wall_s=0), "exit code 3"),
+        (ExecResult(exit_code=-9, stdout="1\n", stderr="", wall_s=2, timed_out=True), "1\ntimed out after 2 s"),
+        (ExecResult(exit_code=-9, stdout="", stderr="", wall_s=0, out_of_memory=True), "out of memory"),
+        (ExecResult(exit_code=0, stdout="aaa", stderr="", wall_s=0, truncated=True), "aaa\noutput truncated"),
+    ],
+)
+def test_output_is_one_short_text(result: ExecResult, text: str) -> None:
+    assert output_text(result, limit_s=2.0) == text
+
+
+def test_code_runs_in_the_box() -> None:
+    programs = ("print(6*7)", "1/0", "while True: pass", "x='a'*10**10", "print('a'*9000)")
+    found = said(*(("python", {"code": code}) for code in programs), timeout_s=1.0)
+    assert found[:3] == ["42", "ZeroDivisionError: division by zero", "timed out after 1 s"]
+    assert found[3] in ("out of memory", "MemoryError")
+    assert found[4].endswith("a\noutput truncated")
 
 
 def test_a_shell_lives_on_between_calls() -> None:

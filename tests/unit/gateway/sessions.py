@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
+import httpx
+import openai
+
+from sparring.gateway.server import Door, open_door
 from sparring.record.recorder import RecordedSession, Recorder
 from sparring.render.demonstrate import reply_tokens
 from sparring.testing.scripted_engine import ScriptedEngine
@@ -54,3 +60,25 @@ def ids_agree(session: RecordedSession, engine: ScriptedEngine) -> bool:
                 at = segments[at].parent
             seen.append(tuple(token for tokens in reversed(path) for token in tokens))
     return sorted(seen) == sorted(request.tokens for request in engine.requests)
+
+
+def through(session: Any, talk: Callable[[httpx.AsyncClient, Door], Awaitable[Any]], **settings: Any) -> Any:
+    """Let a plain HTTP client talk to a session."""
+
+    async def main() -> Any:
+        async with open_door(session, **settings) as door:
+            async with httpx.AsyncClient(base_url=door.url, headers={"x-api-key": door.key}, timeout=60) as client:
+                return await talk(client, door)
+
+    return asyncio.run(main())
+
+
+def with_openai(session: Any, talk: Callable[[openai.AsyncOpenAI, Door], Awaitable[Any]]) -> Any:
+    """Let OpenAI's client talk to a session."""
+
+    async def main() -> Any:
+        async with open_door(session) as door:
+            async with openai.AsyncOpenAI(base_url=f"{door.url}/v1", api_key=door.key, max_retries=0) as client:
+                return await talk(client, door)
+
+    return asyncio.run(main())

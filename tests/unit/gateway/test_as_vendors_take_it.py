@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 from typing import Any
 
 import httpx
 import pytest
-from sessions import RENDERER, ids_agree, opened, said, says
+from sessions import RENDERER, ids_agree, opened, said, says, through
 
-from sparring.gateway.server import open_door
+from sparring.gateway.server import Door
 from sparring.types import Message
 
 CHAT, RESPONSES, GEMINI = "/v1/chat/completions", "/v1/responses", "/v1beta/models/policy:generateContent"
@@ -22,15 +21,13 @@ FUNCTION = {"name": "now", "description": None, "parameters": None}
 def answers(session: Any, *requests: tuple[str, Any]) -> list[httpx.Response]:
     """The answers to requests, one after the other; a body of bytes is sent as it is."""
 
-    async def main() -> list[httpx.Response]:
-        async with open_door(session) as door, httpx.AsyncClient() as client:
-            client.headers["authorization"] = f"Bearer {door.key}"
-            return [
-                await client.post(door.url + path, content=body if isinstance(body, bytes) else json.dumps(body))
-                for path, body in requests
-            ]
+    async def talk(client: httpx.AsyncClient, door: Door) -> list[httpx.Response]:
+        return [
+            await client.post(door.url + path, content=body if isinstance(body, bytes) else json.dumps(body))
+            for path, body in requests
+        ]
 
-    return asyncio.run(main())
+    return list(through(session, talk))
 
 
 @pytest.mark.parametrize(("path", "field"), [(CHAT, "messages"), (RESPONSES, "input")])
@@ -54,6 +51,7 @@ def test_a_conversation_that_ends_with_a_reply_gets_another_reply(path: str, fie
     ("path", "body"),
     [
         (CHAT, {"messages": [USER], "tools": [{"type": "function", "function": FUNCTION}]}),
+        (CHAT, {"messages": [USER], "tools": [{"type": "function", "function": {"name": "now"}}]}),
         (CHAT, {"messages": [USER], "response_format": {"type": "json_schema", "json_schema": {"schema": None}}}),
         (RESPONSES, {"input": [USER], "tools": [{"type": "function", **FUNCTION}]}),
         (RESPONSES, {"input": [USER], "tools": [{"type": "function", "name": "now"}]}),

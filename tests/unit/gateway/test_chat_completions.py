@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,25 +13,13 @@ import httpx
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageCustomToolCall, ChatCompletionMessageFunctionToolCall
-from sessions import ADD, RENDERER, ids_agree, opened, said, says
+from sessions import ADD, RENDERER, ids_agree, opened, said, says, with_openai
 
 from sparring.errors import EngineError
 from sparring.gateway.server import Door, open_door
 from sparring.generation import Completion, Delta, GenerateRequest
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer
-
-
-def through(session: Any, talk: Callable[[openai.AsyncOpenAI, Door], Awaitable[Any]]) -> Any:
-    """Let a client talk to a session."""
-
-    async def main() -> Any:
-        async with open_door(session) as door:
-            async with openai.AsyncOpenAI(base_url=f"{door.url}/v1", api_key=door.key, max_retries=0) as client:
-                return await talk(client, door)
-
-    return asyncio.run(main())
-
 
 PATCH: Any = {
     "type": "custom",
@@ -60,7 +48,7 @@ def test_freeform_tools_are_functions_for_the_model_and_freeform_for_the_client(
         deltas = [chunk.choices[0].delta async for chunk in stream]
         return first.tool_calls, [call.model_dump() for delta in deltas for call in delta.tool_calls or []]
 
-    (patch, add, unreadable), streamed = through(session, talk)
+    (patch, add, unreadable), streamed = with_openai(session, talk)
     assert (patch.type, patch.custom.name, patch.custom.input) == ("custom", "apply_patch", "*** Begin")
     assert (add.type, json.loads(add.function.arguments)) == ("function", {"a": 1})
     assert (unreadable.type, json.loads(unreadable.custom.input)) == ("custom", {"patch": 1})
@@ -98,7 +86,7 @@ def test_a_plain_tool_loop_is_one_branch_of_sampled_ids() -> None:
         assert second.choices[0].finish_reason == "stop"
         return second.choices[0].message.content or ""
 
-    assert through(session, talk) == "Both are 7."
+    assert with_openai(session, talk) == "Both are 7."
     assert [segment.parent for segment in session.segments] == [None, 0, 1, 2]
     assert ids_agree(session, engine)
     prompt = RENDERER.decode(engine.requests[1].tokens)
@@ -122,7 +110,7 @@ def test_a_stream_and_a_whole_answer_are_equal() -> None:
         return whole, streamed, usage
 
     session = opened(says(reply, reply, reply))
-    whole, streamed, usage = through(session, talk)
+    whole, streamed, usage = with_openai(session, talk)
     assert streamed.choices[0].message.content == whole.choices[0].message.content == "Let me see."
     calls = [answer.choices[0].message.tool_calls[0].function for answer in (whole, streamed)]
     assert calls[0].arguments == calls[1].arguments == '{"a": 1, "b": 2}'
@@ -138,7 +126,7 @@ def test_several_samples_have_their_log_probabilities() -> None:
             model="policy", messages=[{"role": "user", "content": "Name a letter."}], n=3, logprobs=True
         )
 
-    answer = through(session, talk)
+    answer = with_openai(session, talk)
     assert sorted(choice.message.content for choice in answer.choices) == ["A", "B", "C"]
     sampled = {s.message.content: s for s in session.segments if s.model is not None and s.message is not None}
     for choice in answer.choices:
@@ -160,7 +148,7 @@ def test_the_tokens_of_a_thought_are_counted(thinks: bool) -> None:
         stream = await client.chat.completions.create(**values, stream=True, stream_options={"include_usage": True})
         return whole, [chunk.usage async for chunk in stream][-1]
 
-    whole, usage = through(session, talk)
+    whole, usage = with_openai(session, talk)
     (tokens,) = {s.tokens for s in session.segments if s.model is not None}
     count = whole.usage.completion_tokens_details.reasoning_tokens
     thought, rest = RENDERER.decode(tokens[:count]), RENDERER.decode(tokens[count:])
@@ -179,7 +167,7 @@ def test_a_clients_max_tokens_truncates_the_reply_and_not_the_rollout() -> None:
         whole = await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "Again"}])
         return cut, whole
 
-    cut, whole = through(session, talk)
+    cut, whole = with_openai(session, talk)
     assert cut.choices[0].finish_reason == "length" and cut.usage.completion_tokens == 2
     assert whole.choices[0].finish_reason == "stop" and session.limit is None
 
@@ -191,7 +179,7 @@ def test_a_stop_string_ends_the_reply_and_is_not_in_it() -> None:
         asked: Any = {"model": "policy", "messages": [{"role": "user", "content": "Count."}]}
         return [await client.chat.completions.create(**asked, stop=stop) for stop in ("two", ["two", "three"])]
 
-    for answer in through(opened(engine), talk):
+    for answer in with_openai(opened(engine), talk):
         assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("One, ", "stop")
 
 
@@ -205,7 +193,7 @@ def test_limits_are_reported_and_kept() -> None:
             await client.chat.completions.create(model="policy", messages=asked)
         return refused.value
 
-    error = through(session, talk)
+    error = with_openai(session, talk)
     assert "1 turns are used up" in str(error) and error.response.headers["x-should-retry"] == "false"
     assert session.limit is not None and session.limit.reason == "max_turns"
 
@@ -224,7 +212,7 @@ def test_requests_after_too_many_calls_are_refused() -> None:
         with pytest.raises(openai.BadRequestError, match="more than 0 tool calls"):
             await client.chat.completions.create(model="policy", messages=messages, tools=[ADD])
 
-    through(session, talk)
+    with_openai(session, talk)
     assert session.limit is not None and session.limit.reason == "max_tool_calls" and len(session.segments) == 2
 
 
@@ -239,7 +227,7 @@ def test_a_prompt_that_is_too_long_gets_the_vendors_error_code() -> None:
         await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "Hi"}])
         return refused.value
 
-    error = through(session, talk)
+    error = with_openai(session, talk)
     assert error.code == "context_length_exceeded"
     assert "maximum context length is" in str(error) and "reduce the length of the messages" in str(error)
     assert session.limit is None, "a request after it was answered"
@@ -280,77 +268,8 @@ def test_clients_retry_after_a_failure_of_the_engine() -> None:
         patient = client.with_options(max_retries=2)
         return await patient.chat.completions.create(model="policy", messages=[{"role": "user", "content": "Hi"}])
 
-    assert through(session, talk).choices[0].message.content == "A"
+    assert with_openai(session, talk).choices[0].message.content == "A"
     assert len(session.segments) == 2
-
-
-CALL = {"id": "x", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-
-
-@pytest.mark.parametrize(
-    ("change", "status", "text"),
-    [
-        ({"messages": []}, 400, "messages: expected a message"),
-        (
-            {"messages": [{"role": "assistant", "tool_calls": [CALL]}]},
-            400,
-            "messages[0]: expected answers to its calls",
-        ),
-        ({"messages": [{"role": "wizard", "content": "A"}]}, 400, "messages[0].role: expected one of system"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "expected a part that is text"),
-        ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, "half of a surrogate pair"),
-        (
-            {"messages": [{"role": "user", "content": "A"}, {"role": "tool", "tool_call_id": "x", "content": "B"}]},
-            400,
-            "expected an answer",
-        ),
-        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": 3}}]}, 400, "tools[0].function.p"),
-        ({"tools": [{"type": "function", "function": {"name": ""}}]}, 400, "tools[0].function.name: expected a name"),
-        ({"tool_choice": "required"}, 400, "tool_choice: expected a tool"),
-        ({"max_tokens": 0}, 400, "max_tokens: expected at least 1"),
-        ({"n": 0.5}, 400, "n: expected a whole number"),
-        ({"n": 0}, 400, "n: expected from 1"),
-        ({"stream": "false"}, 400, "stream: expected true"),
-        ({"logit_bias": {"1": 2}}, 400, "logit_bias: expected a field that can be obeyed"),
-        ({"response_format": {"type": "xml"}}, 400, "response_format.type: expected text"),
-        ({"model": None}, 400, "model: expected the name"),
-    ],
-)
-def test_invalid_requests_are_refused_before_sampling(change: dict[str, Any], status: int, text: str) -> None:
-    body = {"model": "policy", "messages": [{"role": "user", "content": "Hi"}], **change}
-    answer = posted(json.dumps(body).encode())
-    assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
-    assert text in answer.json()["error"]["message"]
-
-
-@pytest.mark.parametrize("data", [b"", b"[]", b"{", b'{"model": NaN}', b"\xff\xfe{}", b"[" * 100_000])
-def test_a_body_that_is_not_a_json_object_is_refused(data: bytes) -> None:
-    answer = posted(data)
-    assert answer.status_code == 400 and answer.json()["error"]["message"].startswith("body: expected a JSON object")
-
-
-@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer sk-none"}, {"x-api-key": "KEY2"}])
-def test_a_wrong_key_is_refused(headers: dict[str, str]) -> None:
-    answer = posted(b"{}", headers)
-    assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
-
-
-def posted(data: bytes, headers: dict[str, str] | None = None) -> httpx.Response:
-    """Post bytes; the session must stay as it is."""
-    session = opened(says())
-
-    async def main() -> httpx.Response:
-        async with open_door(session) as door, httpx.AsyncClient(base_url=door.url) as client:
-            right = {"authorization": f"Bearer {door.key}"}
-            if headers is not None and "x-api-key" in headers:
-                right |= headers  # two keys that differ
-            return await client.post(
-                "/v1/chat/completions", content=data, headers=right if headers is None or len(right) > 1 else headers
-            )
-
-    answer = asyncio.run(main())
-    assert session.segments == ()
-    return answer
 
 
 def test_fields_without_effect_are_named() -> None:
@@ -361,7 +280,7 @@ def test_fields_without_effect_are_named() -> None:
             model="policy", messages=[{"role": "user", "content": "Hi"}], temperature=0.2, user="somebody"
         )
 
-    assert through(session, talk).headers["x-sparring-noted"] == "temperature, user"
+    assert with_openai(session, talk).headers["x-sparring-noted"] == "temperature, user"
 
 
 def test_a_closed_door_refuses_requests_and_the_last_one_stops_the_server() -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from sessions import opened, said, says
-from test_doors import BODY, MESSAGE, RESPONSE, posted
+from sessions import opened, said, says, with_openai
+from test_doors import BODY, MESSAGE, posted
 from test_streams import Stepping
 
 from sparring.gateway.server import Door, open_door
@@ -25,46 +24,10 @@ PLACES: dict[str, dict[str, str]] = {
     GEMINI: {"x-goog-api-key": "KEY"},
 }
 USER: dict[str, Any] = {"role": "user", "content": "Hi"}
-REPLY: dict[str, Any] = {"role": "assistant", "content": "Yes."}
 PARTS: dict[str, Any] = {"role": "user", "parts": [{"text": "Hi"}]}
 ANSWER = {"role": "tool", "tool_call_id": "z", "content": "1"}
 OUTPUT = {"type": "function_call_output", "call_id": "z", "output": "1"}
 RESULT = {"type": "tool_result", "tool_use_id": "z", "content": "1"}
-FUNCTION = {"functionResponse": {"name": "add", "response": {}}}
-TEXT = {"type": "text", "text": "Hi"}
-UNKNOWN = "an answer to a call of the reply before it"
-NONE = "a message to reply to at the end"
-
-REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
-    (CHAT, {**BODY, "messages": [USER, REPLY, USER, ANSWER]}, "messages[3]", UNKNOWN),
-    (CHAT, {**BODY, "messages": []}, "messages", NONE),
-    (CHAT, {**BODY, "messages": [USER, {"role": "user", "content": [{"type": "image_url"}]}]}, "messages[1]", "a part"),
-    (CHAT, {**BODY, "n": 0}, "n", "from 1 to 128"),
-    (CHAT, {**BODY, "logit_bias": {"1": 2}}, "logit_bias", "a field that can be obeyed"),
-    (RESPONSES, {**RESPONSE, "instructions": "Be brief.", "input": [USER, OUTPUT]}, "input[1]", UNKNOWN),
-    (RESPONSES, {**RESPONSE, "input": []}, "input", NONE),
-    (MESSAGES, {**MESSAGE, "messages": [USER, REPLY]}, "messages", NONE),
-    (RESPONSES, {**RESPONSE, "stream": "false"}, "stream", "true or false"),
-    (
-        MESSAGES,
-        {**MESSAGE, "system": "Be brief.", "messages": [USER, REPLY, {**USER, "content": [TEXT, RESULT]}]},
-        "messages[2].content[1]",
-        UNKNOWN,
-    ),
-    (MESSAGES, {**MESSAGE, "system": "Be brief.", "messages": []}, "messages", NONE),
-    (MESSAGES, {**MESSAGE, "stream": "false"}, "stream", "true or false"),
-    (
-        GEMINI,
-        {
-            "systemInstruction": {"parts": [{"text": "Brief."}]},
-            "contents": [PARTS, {"parts": [{"text": "A"}, FUNCTION]}],
-        },
-        "contents[1].parts[1]",
-        UNKNOWN,
-    ),
-    (GEMINI, {"contents": []}, "contents", NONE),
-    (GEMINI, {"contents": [PARTS, {**PARTS, "role": "model"}]}, "contents", NONE),
-]
 
 
 def asked(requests: list[tuple[str, Any]], session: Any = None, method: str = "POST") -> list[httpx.Response]:
@@ -77,27 +40,6 @@ def asked(requests: list[tuple[str, Any]], session: Any = None, method: str = "P
                 headers = {name: value.replace("KEY", door.key) for name, value in PLACES.get(path, {}).items()}
                 answers.append(await client.request(method, path, json=body, headers=headers))
             return answers
-
-    return asyncio.run(main())
-
-
-def test_an_error_names_the_field_that_the_client_sent() -> None:
-    session = opened(says())
-    answers = asked([(path, body) for path, body, _, _ in REFUSED], session)
-    for (path, body, field, expected), answer in zip(REFUSED, answers, strict=True):
-        error = answer.json()["error"]
-        assert answer.status_code == 400 and error["message"].startswith(field), (path, body, error)
-        assert f": expected {expected}" in error["message"], (path, body, error)
-        if path in (CHAT, RESPONSES):
-            assert error["param"] == error["message"].partition(":")[0] and error["code"] is None
-    assert session.segments == ()
-
-
-def with_openai(session: Any, talk: Callable[[openai.AsyncOpenAI, Door], Awaitable[Any]]) -> Any:
-    async def main() -> Any:
-        async with open_door(session) as door:
-            async with openai.AsyncOpenAI(base_url=f"{door.url}/v1", api_key=door.key, max_retries=0) as client:
-                return await talk(client, door)
 
     return asyncio.run(main())
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
 import pytest
-from sessions import RENDERER, ids_agree, opened, said, says
+from sessions import RENDERER, ids_agree, opened, said, says, through
 
 from sparring.gateway.dialects.gemini_contents import json_schema
 from sparring.gateway.dialects.handles import handle_of
@@ -21,17 +20,6 @@ THINKING = toy_renderer(thinking=True)
 UPPER = {"type": "OBJECT", "properties": {"a": {"type": "NUMBER"}, "b": {"type": "NUMBER"}}}
 TOOL = {"functionDeclarations": [{"name": "add", "description": "Add two numbers.", "parameters": UPPER}]}
 PATH = "/v1beta/models/policy:"
-
-
-def through(session: Any, talk: Callable[[httpx.AsyncClient, Door], Awaitable[Any]]) -> Any:
-    """Let a plain HTTP client talk to a session."""
-
-    async def main() -> Any:
-        async with open_door(session) as door:
-            async with httpx.AsyncClient(base_url=door.url, headers={"x-goog-api-key": door.key}) as client:
-                return await talk(client, door)
-
-    return asyncio.run(main())
 
 
 def user(*texts: str) -> dict[str, Any]:
@@ -212,48 +200,6 @@ def test_tokens_are_counted_and_models_are_listed() -> None:
     assert counted == [len(engine.requests[0].tokens)] * 2
     assert listed == {"models": [shown]} and shown["name"] == "models/policy"
     assert unknown.status_code == 404 and unknown.json()["error"]["status"] == "NOT_FOUND"
-
-
-CALL = {"role": "model", "parts": [{"functionCall": {"name": "add", "args": {}}}]}
-ANSWER = {"functionResponse": {"name": "add", "response": {"result": "3"}}}
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"contents": []}, "contents: expected a message"),
-        ({"contents": None}, "contents: expected a list"),
-        ({"contents": "hi"}, "contents: expected a list"),
-        ({"contents": [CALL]}, "at the end, got a reply"),
-        ({"contents": [{"role": "wizard", "parts": []}]}, "contents[0].role: expected user, model or function"),
-        ({"contents": [{"parts": [{"inlineData": {}}]}]}, "contents[0].parts[0]: expected a part that is text"),
-        ({"contents": [{"parts": [{}]}]}, "expected a part"),
-        ({"contents": [{"parts": [{"text": "\ud800"}]}]}, "half of a surrogate pair"),
-        ({"contents": [{"parts": [ANSWER]}]}, "expected an answer"),
-        ({"contents": [CALL, {"parts": [ANSWER, ANSWER]}]}, "expected an answer to a call of the reply before it"),
-        ({"tools": [{"googleSearch": {}}]}, "tools[0].googleSearch: expected functionDeclarations"),
-        ({"tools": [TOOL, TOOL]}, "expected functions"),
-        ({"tools": [{"functionDeclarations": [{"name": "f", "parameters": 3}]}]}, "parameters: expected a schema"),
-        ({"cachedContent": "c"}, "cachedContent: expected a field that can be obeyed"),
-        ({"generationConfig": {"speechConfig": {}}}, "generationConfig.speechConfig: expected a field that can be"),
-        ({"generationConfig": {"maxOutputTokens": 0}}, "generationConfig.maxOutputTokens: expected at least 1"),
-        ({"generationConfig": {"candidateCount": 9}}, "generationConfig.candidateCount: expected 1 in a stream"),
-        ({"generationConfig": {"responseModalities": ["AUDIO"]}}, "generationConfig.responseModalities: expected"),
-        ({"generationConfig": {"responseMimeType": "text/x.enum"}}, "expected text/plain or application/json"),
-        ({"toolConfig": {"functionCallingConfig": {"mode": "MANY"}}}, "functionCallingConfig.mode: expected"),
-    ],
-)
-def test_invalid_requests_are_refused_in_the_vendors_format(change: dict[str, Any], text: str) -> None:
-    session = opened(says())
-
-    async def talk(client: httpx.AsyncClient, door: Door) -> httpx.Response:
-        body = json.dumps({**request(user("Hi")), **change})
-        return await client.post(PATH + "generateContent", content=body)
-
-    answer = through(session, talk)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"], error["status"]) == (400, 400, "INVALID_ARGUMENT")
-    assert text in error["message"] and session.segments == ()
 
 
 @pytest.mark.extra

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
 import pytest
-from sessions import ADD, RENDERER, ids_agree, opened, said, says
+from sessions import ADD, RENDERER, ids_agree, opened, said, says, through
 
 from sparring.gateway.dialects.handles import reply_named
 from sparring.gateway.server import Door, open_door
@@ -23,17 +22,6 @@ TOOL = {
     "description": "Add two numbers.",
     "input_schema": ADD["function"]["parameters"],
 }
-
-
-def through(session: Any, talk: Callable[[httpx.AsyncClient, Door], Awaitable[Any]]) -> Any:
-    """Let a plain HTTP client talk to a session."""
-
-    async def main() -> Any:
-        async with open_door(session) as door:
-            async with httpx.AsyncClient(base_url=door.url, headers={"x-api-key": door.key}) as client:
-                return await talk(client, door)
-
-    return asyncio.run(main())
 
 
 def request(*messages: Any, **values: Any) -> dict[str, Any]:
@@ -245,38 +233,6 @@ def test_structured_output_is_a_constraint() -> None:
     constraint = engine.requests[0].sampling.constraint
     assert constraint is not None and json.loads(constraint.source) == schema
     assert answer.headers["x-sparring-noted"] == "temperature, anthropic-beta"
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"messages": []}, "messages: expected a message"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "expected a block"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]},
-            "expected an answer to a call of the reply before it",
-        ),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "expected a tool that the client runs"),
-        ({"tools": [TOOL, TOOL]}, "expected tools"),
-        ({"messages": [*LOADED[:-1], {**LOADED[-1]}], "tools": [TOOL]}, "expected a tool of the request whose loading"),
-        ({"stop_sequences": [""]}, "stop_sequences: expected texts that are not empty"),
-        ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type: expected json_schema"),
-        ({"messages": [{"role": "user", "content": "\ud800"}]}, "half of a surrogate pair"),
-        ({"tool_choice": {"type": "tool", "name": "no"}}, "tool_choice.name: expected the name of a tool"),
-        ({"max_tokens": 0}, "max_tokens: expected at least 1"),
-    ],
-)
-def test_invalid_requests_are_refused_in_the_vendors_format(change: dict[str, Any], text: str) -> None:
-    session = opened(says())
-
-    async def talk(client: httpx.AsyncClient, door: Door) -> httpx.Response:
-        body = json.dumps({**request({"role": "user", "content": "Hi"}), **change})
-        return await client.post("/v1/messages", content=body)
-
-    answer = through(session, talk)
-    error = answer.json()
-    assert (answer.status_code, error["type"], error["error"]["type"]) == (400, "error", "invalid_request_error")
-    assert text in error["error"]["message"] and session.segments == ()
 
 
 def test_a_prompt_that_is_too_long_gets_the_vendors_message() -> None:

@@ -6,14 +6,14 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from itertools import product
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from sessions import ADD, RENDERER, opened, said, says
+from sessions import ADD, RENDERER, opened, said, says, through
 from starlette.types import Receive, Scope, Send
 from suite import short_of
 
@@ -69,16 +69,6 @@ class Stepping(ScriptedEngine):
             self.steps.release()
 
 
-def with_door(session: Any, talk: Callable[[Door, httpx.AsyncClient], Awaitable[Any]]) -> Any:
-    async def main() -> Any:
-        async with open_door(session) as door:
-            headers = {"authorization": f"Bearer {door.key}"}
-            async with httpx.AsyncClient(base_url=door.url, headers=headers, timeout=30) as client:
-                return await talk(door, client)
-
-    return asyncio.run(main())
-
-
 def body(path: str, **values: Any) -> dict[str, Any]:
     return {**ASKS, "tools": TOOLS[path], **values}
 
@@ -128,7 +118,7 @@ def test_events_are_sent_while_the_reply_is_sampled(path: str) -> None:
     engine = Stepping(steps=5)
     session = opened(engine)
 
-    async def talk(door: Door, client: httpx.AsyncClient) -> str:
+    async def talk(client: httpx.AsyncClient, door: Door) -> str:
         text = ""
         async with client.stream("POST", path, json=body(path, stream=True)) as response:
             async for chunk in response.aiter_text():
@@ -137,7 +127,7 @@ def test_events_are_sent_while_the_reply_is_sampled(path: str) -> None:
                     engine.let()
         return text
 
-    text = with_door(session, talk)
+    text = through(session, talk)
     (segment,) = sampled(session)
     assert told(path, text)[0] == "Let me see what that is." and len(told(path, text)[1]) == 2
     assert segment.label == "agent" and segment.delivered is not False
@@ -154,7 +144,7 @@ def test_waiting_clients_get_keep_alive_events(path: str) -> None:
     if path == "/v1/responses":
         asks = {"model": "policy", "stream": True, "input": ASKS["messages"]}
 
-    async def talk(door: Door, client: httpx.AsyncClient) -> list[str]:
+    async def talk(client: httpx.AsyncClient, door: Door) -> list[str]:
         door.ping_s = 0.001
         lines: list[str] = []
         async with client.stream("POST", path, json=asks) as response:
@@ -169,7 +159,7 @@ def test_waiting_clients_get_keep_alive_events(path: str) -> None:
     def is_of_the_reply(line: str) -> bool:
         return line.startswith("data: {") and '"ping"' not in line
 
-    lines = with_door(session, talk)
+    lines = through(session, talk)
     pings = [at for at, line in enumerate(lines) if line == PINGS[path]]
     first = next(at for at, line in enumerate(lines) if is_of_the_reply(line))
     assert pings[0] == 0 and pings[1] < first < pings[-1], "the door's own seconds, not ten"
@@ -216,14 +206,14 @@ def test_a_request_whose_connection_broke_is_the_same_turn(path: str) -> None:
 def test_a_repeated_delivered_request_is_a_new_sample_unless_marked_as_a_retry(path: str) -> None:
     session = opened(says(REPLY, said("Another one.")))
 
-    async def talk(door: Door, client: httpx.AsyncClient) -> list[str]:
+    async def talk(client: httpx.AsyncClient, door: Door) -> list[str]:
         retry = {"x-stainless-retry-count": "1"}
         first = await client.post(path, json=body(path))
         again = await client.post(path, json=body(path, stream=True), headers=retry)
         other = await client.post(path, json=body(path), headers={"x-stainless-retry-count": "0"})
         return [answer.text for answer in (first, again, other)]
 
-    first, again, other = with_door(session, talk)
+    first, again, other = through(session, talk)
     assert told(path, first) == told(path, again) and told(path, other)[0] == "Another one."
     assert len(sampled(session)) == 2
 
@@ -235,7 +225,7 @@ def test_an_undelivered_answer_is_sent_again(path: str, stream: bool, reads: boo
     who has read it closes it."""
     session = opened(says(REPLY, said("Another one.")))
 
-    async def talk(door: Door, client: httpx.AsyncClient) -> str:
+    async def talk(client: httpx.AsyncClient, door: Door) -> str:
         loop = asyncio.get_running_loop()
         wanted = client.build_request(
             "POST", path, json=body(path, stream=stream), headers={"connection": "keep-alive"}
@@ -254,7 +244,7 @@ def test_an_undelivered_answer_is_sent_again(path: str, stream: bool, reads: boo
         assert sampled(session)[0].label == "agent", "nobody knows that it is lost"
         return (await client.post(path, json=body(path, stream=not stream))).text
 
-    again = with_door(session, talk)
+    again = through(session, talk)
     assert told(path, again)[0] == ("Another one." if reads else REPLY.content)
     assert [segment.label for segment in sampled(session)] == ["agent"] * (1 + reads)
 
@@ -291,7 +281,7 @@ def test_a_retried_request_joins_a_running_one() -> None:
     engine = Stepping()
     session = opened(engine)
 
-    async def talk(door: Door, client: httpx.AsyncClient) -> list[str]:
+    async def talk(client: httpx.AsyncClient, door: Door) -> list[str]:
         first = asyncio.create_task(client.post(CHAT, json=body(CHAT, stream=True)))
         await engine.begun.wait()
         retry = {"x-stainless-retry-count": "2"}
@@ -300,7 +290,7 @@ def test_a_retried_request_joins_a_running_one() -> None:
         engine.let()
         return [(await first).text, (await again).text]
 
-    first, again = with_door(session, talk)
+    first, again = through(session, talk)
     assert told(CHAT, first) == told(CHAT, again) and len(sampled(session)) == 1
 
 
@@ -308,7 +298,7 @@ def test_requests_of_other_agents_samples_and_contents_are_separate_turns() -> N
     engine = Stepping()
     session = opened(engine)
 
-    async def talk(door: Door, client: httpx.AsyncClient) -> None:
+    async def talk(client: httpx.AsyncClient, door: Door) -> None:
         tasks = [
             asyncio.create_task(client.post(MESSAGES, json=body(MESSAGES), headers={"x-claude-code-agent-id": agent}))
             for agent in ("a", "b")
@@ -322,7 +312,7 @@ def test_requests_of_other_agents_samples_and_contents_are_separate_turns() -> N
         samples = await client.post(CHAT, json=body(CHAT, n=2, stream=True))
         assert other.status_code == samples.status_code == 200
 
-    with_door(session, talk)
+    through(session, talk)
     assert len(sampled(session)) == 5
 
 
@@ -330,7 +320,7 @@ def test_a_retry_of_a_failed_request_is_the_same_turn() -> None:
     engine = Stepping(steps=5)
     session = opened(engine)
 
-    async def talk(door: Door, client: httpx.AsyncClient) -> tuple[str, str]:
+    async def talk(client: httpx.AsyncClient, door: Door) -> tuple[str, str]:
         parts = []
         async with client.stream("POST", CHAT, json=body(CHAT, stream=True)) as response:
             async for chunk in response.aiter_text():
@@ -341,7 +331,7 @@ def test_a_retry_of_a_failed_request_is_the_same_turn() -> None:
         engine.let()
         return "".join(parts), (await client.post(CHAT, json=body(CHAT, stream=True))).text
 
-    broken, again = with_door(session, talk)
+    broken, again = through(session, talk)
     assert (
         "the engine is gone" in broken
         and "[DONE]" not in broken
@@ -355,7 +345,7 @@ def test_a_client_of_the_vendor_reads_the_stream_and_repeats_a_broken_one() -> N
     engine = Stepping(steps=5)
     session = opened(engine)
 
-    async def talk(door: Door, client: httpx.AsyncClient) -> Any:
+    async def talk(client: httpx.AsyncClient, door: Door) -> Any:
         async with openai.AsyncOpenAI(base_url=f"{door.url}/v1", api_key=door.key, max_retries=2) as vendor:
             asks: Any = {"model": "policy", "messages": ASKS["messages"], "tools": [ADD]}
             async with vendor.chat.completions.stream(**asks) as stream:
@@ -366,7 +356,7 @@ def test_a_client_of_the_vendor_reads_the_stream_and_repeats_a_broken_one() -> N
             async with vendor.chat.completions.stream(**asks) as stream:
                 return await stream.get_final_completion()
 
-    whole = with_door(session, talk)
+    whole = through(session, talk)
     assert whole.choices[0].message.content == REPLY.content and whole.choices[0].finish_reason == "tool_calls"
     assert len(whole.choices[0].message.tool_calls) == 2 and len(sampled(session)) == 1
 
@@ -378,7 +368,7 @@ def test_anthropics_client_reads_pings_and_repeats_a_broken_stream() -> None:
     engine = Stepping()
     session = opened(engine)
 
-    async def talk(door: Door, client: httpx.AsyncClient) -> Any:
+    async def talk(client: httpx.AsyncClient, door: Door) -> Any:
         door.ping_s = 0.001
         async with anthropic.AsyncAnthropic(base_url=door.url, api_key=door.key) as vendor:
             asks: Any = {"model": "policy", "max_tokens": 400, "messages": ASKS["messages"], "tools": [TOOL]}
@@ -394,7 +384,7 @@ def test_anthropics_client_reads_pings_and_repeats_a_broken_stream() -> None:
                 types = [event.type async for event in stream]
                 return types, await stream.get_final_message()
 
-    types, whole = with_door(session, talk)
+    types, whole = through(session, talk)
     assert types[0] == "message_start" and types[-1] == "message_stop"
     assert [block.type for block in whole.content] == ["text", "tool_use", "tool_use"] and len(sampled(session)) == 1
     assert whole.content[0].text == REPLY.content and whole.content[2].input == {"a": 3, "b": 4}
@@ -404,12 +394,12 @@ def test_running_replies_are_lost_when_the_program_ends() -> None:
     engine = Stepping(steps=5)
     session = opened(engine)
 
-    async def talk(door: Door, client: httpx.AsyncClient) -> None:
+    async def talk(client: httpx.AsyncClient, door: Door) -> None:
         reading = asyncio.create_task(broken_after(client, CHAT, 10**6, stream=True))
         await until(lambda: door.exchanges.under_way and len(door.exchanges.under_way[0].parts) > 2)
         reading.cancel()
 
-    with_door(session, talk)
+    through(session, talk)
     (segment,) = sampled(session)
     assert (segment.finish_reason, segment.label) == ("abort", "lost") and session.limit is None
 
@@ -436,23 +426,23 @@ def test_running_replies_are_dropped_when_the_rollout_is_cancelled() -> None:
 def test_a_refused_request_changes_nothing() -> None:
     session = opened(says(REPLY), max_turns=1)
 
-    async def talk(door: Door, client: httpx.AsyncClient) -> list[int]:
+    async def talk(client: httpx.AsyncClient, door: Door) -> list[int]:
         answers = [await client.post(CHAT, json=body(CHAT, n=-1)), await client.post(CHAT, json=body(CHAT))]
         answers.append(await client.post(CHAT, json=body(CHAT)))
         answers.append(await client.post(CHAT, json=body(CHAT), headers={"x-stainless-retry-count": "1"}))
         assert answers[2].headers["x-should-retry"] == "false"
         return [answer.status_code for answer in answers]
 
-    assert with_door(session, talk) == [400, 200, 400, 200]
+    assert through(session, talk) == [400, 200, 400, 200]
     assert session.limit is not None and session.limit.reason == "max_turns" and len(sampled(session)) == 1
 
 
 def test_old_exchanges_are_dropped() -> None:
     session = opened(says(*(said(str(number)) for number in range(66))), max_turns=100)
 
-    async def talk(door: Door, client: httpx.AsyncClient) -> int:
+    async def talk(client: httpx.AsyncClient, door: Door) -> int:
         for number in range(66):
             await client.post(CHAT, json={**ASKS, "messages": [{"role": "user", "content": str(number)}]})
         return len(door.exchanges)
 
-    assert with_door(session, talk) == 64
+    assert through(session, talk) == 64

@@ -271,13 +271,6 @@ REFUSED = [
 def test_an_invalid_choice_is_refused(request_: tuple[str, Any], text: str) -> None:
     engine = says(said("A"))
     session = opened(engine)
-    path, body = request_
-
-    async def main() -> httpx.Response:
-        async with open_door(session) as door, httpx.AsyncClient(base_url=door.url) as client:
-            client.headers["authorization"] = f"Bearer {door.key}"
-            return await client.post(path, json=body)
-
-    answer = asyncio.run(main())
+    answer = asyncio.run(asked(session, *request_))
     assert answer.status_code == 400 and text in str(answer.json()), answer.text
     assert not engine.requests

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from sparring.errors import BadInput
-from sparring.launch.run_server import KEYS, outside
-from sparring.rollout.config import RolloutConfig
+from sparring.launch.run_server import KEYS, answered_outside
+from sparring.recipe.load import from_data
+
+BASE = {"run": {"name": "a"}, "models": {"policy": {"path": "."}}, "env": {"name": "reverse"}}
+CONFIG = from_data({**BASE, "rollout": {"harness": "workers"}}, "r")
 
 
 def written(folder: Path, keys_of: Path | None = None) -> dict[str, Any]:
@@ -19,7 +22,7 @@ def written(folder: Path, keys_of: Path | None = None) -> dict[str, Any]:
     told: list[str] = []
 
     async def main() -> dict[str, Any]:
-        async with outside(RolloutConfig(), folder, lambda stage, text: told.append(f"{stage}: {text}"), "", keys_of):
+        async with answered_outside(CONFIG, folder, lambda *words: told.append(": ".join(words)), keys_of=keys_of):
             assert (folder / KEYS).stat().st_mode & 0o777 == 0o600
             return json.loads((folder / KEYS).read_text())
 

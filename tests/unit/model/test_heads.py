@@ -14,12 +14,13 @@ from sparring.model.attention import Packed
 from sparring.model.config import LoraConfig
 from sparring.model.load import load, without_weights
 from sparring.model.lora import fresh_state
-from sparring.model.outline import checkpoint_outline, outline
+from sparring.model.outline import outline
 from sparring.model.peft import write
 from sparring.model.save import save
 from sparring.model.servable import check_servable
 from sparring.model.targets import targeted
 from sparring.stages.export import export_folder
+from sparring.stages.models.context_length import outline_of
 from sparring.testing.tiny_models import tiny_model
 
 FOLDERS = [("qwen3", True), ("gpt2", False), pytest.param(("gemma2", True), marks=pytest.mark.slow)]
@@ -55,7 +56,7 @@ OPENED = {
         folder, dtype="float32", device="cpu", numerics="fast", small_bytes=0
     ),
     "outline": lambda folder: outline(folder, numerics="fast"),
-    "checkpoint": checkpoint_outline,
+    "checkpoint": outline_of,
     "sent files": lambda folder: without_weights(folder, dtype="float32", numerics="fast"),
     "new critic": lambda folder: load(folder, numerics="fast", head="new scalar"),
 }

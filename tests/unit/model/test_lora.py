@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from common.tiny_adapters import tiny_adapter
 from refusals import refused_at
 from safetensors.torch import load_file, save_file
 from suite import short_of
@@ -20,7 +21,6 @@ from sparring.model.lora import SCALE, Adapter, fresh_state
 from sparring.model.peft import CONFIG, TENSORS, read, read_config, write
 from sparring.model.targets import targeted, targets_of
 from sparring.stages.export import export_folder
-from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 
 pytestmark = [pytest.mark.usefixtures("kernel_path"), pytest.mark.kernel_paths(portable=False)]

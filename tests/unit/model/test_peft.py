@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from common.tiny_adapters import tiny_adapter
 
 from sparring.errors import BadInput
 from sparring.model.attention import Packed
@@ -11,7 +12,6 @@ from sparring.model.load import load
 from sparring.model.peft import CONFIG, read, read_config, write
 from sparring.model.save import save
 from sparring.model.targets import targeted, targets_of
-from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 
 pytestmark = pytest.mark.extra

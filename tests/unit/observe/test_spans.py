@@ -26,9 +26,9 @@ def test_overlap_and_waiting_are_named() -> None:
         clock.now += 1
     with spans.span("training"):
         clock.now += 3
-    shares = spans.shares()
-    assert shares == pytest.approx({"waiting": 0.1, "overlap": 0.3, "generating": 0.6, "training": 0.6})
-    assert shares["generating"] + shares["training"] - shares["overlap"] + shares["waiting"] == pytest.approx(1.0)
+    found = shares(spans.lap())
+    assert found == pytest.approx({"waiting": 0.1, "overlap": 0.3, "generating": 0.6, "training": 0.6})
+    assert found["generating"] + found["training"] - found["overlap"] + found["waiting"] == pytest.approx(1.0)
 
 
 def test_shares_start_over_within_an_activity() -> None:
@@ -36,14 +36,14 @@ def test_shares_start_over_within_an_activity() -> None:
     spans = Spans(clock)
     with spans.span("training"):
         clock.now += 5
-        assert spans.shares()["training"] == 1.0
+        assert shares(spans.lap())["training"] == 1.0
         clock.now += 1
     clock.now += 3
-    assert spans.shares() == pytest.approx({"waiting": 0.75, "overlap": 0.0, "training": 0.25})
+    assert shares(spans.lap()) == pytest.approx({"waiting": 0.75, "overlap": 0.0, "training": 0.25})
 
 
 def test_shares_of_no_time_are_zero() -> None:
-    assert Spans(Clock()).shares() == {"waiting": 0.0, "overlap": 0.0}
+    assert shares(Spans(Clock()).lap()) == {"waiting": 0.0, "overlap": 0.0}
 
 
 def test_an_activity_ends_with_an_error_too() -> None:
@@ -52,7 +52,7 @@ def test_an_activity_ends_with_an_error_too() -> None:
     with pytest.raises(KeyError), spans.span("training"):
         raise KeyError
     clock.now += 1
-    assert spans.shares() == {"waiting": 1.0, "overlap": 0.0}
+    assert shares(spans.lap()) == {"waiting": 1.0, "overlap": 0.0}
 
 
 def test_every_idle_second_has_one_cause() -> None:

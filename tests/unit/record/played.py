@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from common.planned import planned
 from conversations import TOOL
 
 from sparring.generation import Completion, Runs, Sampling
@@ -35,7 +36,7 @@ def record(
     evidence: Evidence = NO_EVIDENCE,
 ) -> int:
     """Let a tree record a reply; returns the place of its segment."""
-    turn = tree.plan(messages, tools, evidence)
+    turn = planned(tree, messages, tools, evidence)
     tokens = reply_tokens(tree.renderer, replace(reply, reasoning=None), tools)
     runs = Runs.of(0, len(tokens))
     completion = Completion(

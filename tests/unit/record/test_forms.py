@@ -7,8 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from common.planned import planned
 from conversations import SYSTEM, TOOL, answer, say, user
 from unit.record.played import TOOLS, record
+from virtual import on_virtual_clock
 
 from sparring.algo.credit.succession import succession
 from sparring.record.recorder import Recorder
@@ -168,9 +170,9 @@ def test_calls_of_separate_replies_are_not_parts_of_an_equal_single_reply():
     record(tree, START, first)
     sent = [*START, renumbered(first), answer("1")]
     place = record(tree, sent, second)
-    assert tree.plan([*sent, renumbered(second), answer("2")], TOOLS).parent == place
+    assert planned(tree, [*sent, renumbered(second), answer("2")], TOOLS).parent == place
     again = [*START, renumbered(first), answer("other"), renumbered(second), answer("2")]
-    assert tree.plan(again, TOOLS).parent == 1, "nothing else is known of it: the reply that had both"
+    assert planned(tree, again, TOOLS).parent == 1, "nothing else is known of it: the reply that had both"
 
 
 def test_two_replies_with_the_formats_same_call_id_stay_separate():
@@ -182,23 +184,20 @@ def test_two_replies_with_the_formats_same_call_id_stay_separate():
     assert leaves(tree, [*START, replace(first), answer("1"), replace(second), answer("2")]) is None
 
 
-def test_loading_a_tool_is_no_fork_and_the_tool_can_be_called():
+@on_virtual_clock
+async def test_loading_a_tool_is_no_fork_and_the_tool_can_be_called():
     """The prompt has such a tool in the text of an answer; the list of tools stays."""
     session = Recorder(ScriptedEngine(lambda request: reply_tokens(RENDERER, calls("1", "2"), TOOLS)), RENDERER).open(
         toy_task(limits=Limits(max_turns=9, max_tool_calls=99, max_tokens=9999)), rollout_id="r", seed=1
     )
-
-    async def talk() -> None:
-        messages = list(START)
-        for text in ('{"name": "python", "parameters": {}}', "loaded"):
-            reply = await session.complete(messages, TOOLS[1:])
-            assert [(call.name, call.arguments["code"]) for call in reply.tool_calls] == [
-                ("python", "1"),
-                ("python", "2"),
-            ]
-            messages += [reply, answer(text), answer("2")]
-
-    run_virtual(talk())
+    messages = list(START)
+    for text in ('{"name": "python", "parameters": {}}', "loaded"):
+        reply = await session.complete(messages, TOOLS[1:])
+        assert [(call.name, call.arguments["code"]) for call in reply.tool_calls] == [
+            ("python", "1"),
+            ("python", "2"),
+        ]
+        messages += [reply, answer(text), answer("2")]
     assert [s.parent for s in session.segments] == [None, 0, 1, 2]
 
 
@@ -208,7 +207,7 @@ def test_of_equal_replies_the_named_or_else_the_last_delivered_one_continues():
     assert len(set(places)) == 3
 
     def goes_on_at(evidence: Evidence = NO_EVIDENCE) -> int | None:
-        return tree.plan([*START, say("Yes."), user("So?")], TOOLS, evidence).parent
+        return planned(tree, [*START, say("Yes."), user("So?")], TOOLS, evidence).parent
 
     assert [goes_on_at(Evidence(handle=f"msg_rl/1/2#{place}")) for place in places] == places
     assert goes_on_at() == places[2] == goes_on_at(Evidence(handle="of nobody"))
@@ -220,19 +219,22 @@ def test_call_ids_and_agents_distinguish_equal_replies():
     twins = [replace(calls("1"), tool_calls=(replace(calls("1").tool_calls[0], id=f"call_{n}_0"),)) for n in range(3)]
     places = [record(tree, START, twin, evidence=Evidence(agent=f"agent {n}")) for n, twin in enumerate(twins)]
     for twin, place in zip(twins, places, strict=True):
-        assert tree.plan([*START, replace(twin), answer("1")], TOOLS).parent == place
-        assert tree.plan([*START, twins[0], answer("1")], TOOLS, Evidence(handle=twin.tool_calls[0].id)).parent == place
+        assert planned(tree, [*START, replace(twin), answer("1")], TOOLS).parent == place
+        assert (
+            planned(tree, [*START, twins[0], answer("1")], TOOLS, Evidence(handle=twin.tool_calls[0].id)).parent
+            == place
+        )
     for number, place in enumerate(places):
         sent = [*START, renumbered(twins[0]), answer("1")]
-        assert tree.plan(sent, TOOLS, Evidence(agent=f"agent {number}")).parent == place
+        assert planned(tree, sent, TOOLS, Evidence(agent=f"agent {number}")).parent == place
 
 
 def test_thoughts_distinguish_equal_replies():
     tree = Tree(RENDERER)
     places = [record(tree, START, say("Yes.", reasoning=thought)) for thought in ("One.", "Two.")]
     for thought, place in (("One.", places[0]), ("Two.", places[1]), (None, places[1]), ("", places[1])):
-        assert tree.plan([*START, say("Yes.", reasoning=thought), user("So?")], TOOLS).parent == place
-    assert tree.plan([*START, say("Yes.", reasoning="Three."), user("So?")], TOOLS).parent is None, "an edit"
+        assert planned(tree, [*START, say("Yes.", reasoning=thought), user("So?")], TOOLS).parent == place
+    assert planned(tree, [*START, say("Yes.", reasoning="Three."), user("So?")], TOOLS).parent is None, "an edit"
 
 
 TALK = [*START, say("One."), user("Two?"), say("Three."), user("Four?"), say("Five.")]

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from conversations import SYSTEM, TOOL, answer, call, say, user
 from formats import format_renderer
+from virtual import on_virtual_clock
 
 from sparring.generation import Sampling
 from sparring.record.order import conversation
 from sparring.record.recorder import Recorder
 from sparring.render.demonstrate import demonstration_tokens, reply_tokens
-from sparring.testing.clock import run_virtual
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer, toy_task
 from sparring.types import Limits, Message
@@ -30,23 +30,20 @@ def whole() -> list[Message]:
 
 @pytest.mark.parametrize("dropped", [False, True], ids=["sent back", "left out"])
 @pytest.mark.parametrize("name", ["auto", "template"])
-def test_an_edited_system_message_keeps_earlier_thoughts(name: str, dropped: bool):
+@on_virtual_clock
+async def test_an_edited_system_message_keeps_earlier_thoughts(name: str, dropped: bool):
     renderer = toy_renderer(name=name, thinking=True, thoughts="kept")
     engine = ScriptedEngine(lambda request: reply_tokens(renderer, REPLIES[(len(engine.requests) - 1) % 3], TOOLS))
     session = Recorder(engine, renderer, sampling=Sampling(max_tokens=64), max_context=4096).open(
         toy_task(limits=Limits(max_turns=9)), rollout_id="r", seed=1
     )
     edited = replace(SYSTEM, content="Be terse.")
-
-    async def talk() -> None:
-        messages: list[Message] = []
-        for told in TOLD:
-            messages += told
-            messages.append(await session.complete(messages, TOOLS))
-        sent = [replace(m, reasoning=None) if dropped else m for m in messages[:-1]]
-        await session.complete([edited, *sent[1:]], TOOLS)
-
-    run_virtual(talk())
+    messages: list[Message] = []
+    for told in TOLD:
+        messages += told
+        messages.append(await session.complete(messages, TOOLS))
+    sent = [replace(m, reasoning=None) if dropped else m for m in messages[:-1]]
+    await session.complete([edited, *sent[1:]], TOOLS)
     segments = session.segments
     assert [s.parent for s in segments] == [None, 0, 1, 2, 3, 4, None, 6]
     text = "".join(renderer.decode(s.tokens) for s in segments[:5])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from conversations import SYSTEM, TOOL, answer, say, user
 from unit.record.played import playback
+from virtual import on_virtual_clock
 
 from sparring.errors import EngineError
 from sparring.generation import GenerateRequest, Sampling
@@ -73,21 +74,18 @@ def test_segments_stand_in_the_order_of_requests(delays_s):
     assert all(s.parent is None or s.parent < s.index for s in segments)
 
 
-def test_a_failed_sibling_does_not_change_the_seeds_of_others():
+@on_virtual_clock
+async def test_a_failed_sibling_does_not_change_the_seeds_of_others():
     """Before, the next request had the id of one that was under way, and the seed of one that was answered."""
     engine = Delayed(1.0, 3.0, 0.0, 0.0, fail_on=(1,))
     one = session(engine)
-
-    async def talk() -> None:
-        first, second = (asyncio.create_task(whole_reply(one.reply(ReplyRequest([user("Hi")])))) for _ in range(2))
-        with pytest.raises(EngineError):
-            await first
-        third = asyncio.create_task(whole_reply(one.reply(ReplyRequest([user("Ho")]))))
-        again = asyncio.create_task(whole_reply(one.reply(ReplyRequest([user("Hi")]))))
-        ids = [(await reply).id for reply in (second, third, again)]
-        assert len(set(ids)) == 3
-
-    run_virtual(talk())
+    first, second = (asyncio.create_task(whole_reply(one.reply(ReplyRequest([user("Hi")])))) for _ in range(2))
+    with pytest.raises(EngineError):
+        await first
+    third = asyncio.create_task(whole_reply(one.reply(ReplyRequest([user("Ho")]))))
+    again = asyncio.create_task(whole_reply(one.reply(ReplyRequest([user("Hi")]))))
+    ids = [(await reply).id for reply in (second, third, again)]
+    assert len(set(ids)) == 3
     assert len({request.id for request in engine.requests}) == 4
     seeds = [
         request.sampling.seed for request in engine.requests if len(request.tokens) == len(engine.requests[0].tokens)
@@ -99,18 +97,15 @@ def test_a_failed_sibling_does_not_change_the_seeds_of_others():
     )
 
 
-def test_a_request_without_a_reply_leaves_no_gap():
+@on_virtual_clock
+async def test_a_request_without_a_reply_leaves_no_gap():
     engine = Delayed(fail_on=(1, 3))
     one = session(engine)
-
-    async def talk() -> None:
-        for text in ("a", "b", "c", "d"):
-            try:
-                await one.complete([user(text)])
-            except EngineError:
-                continue
-
-    run_virtual(talk())
+    for text in ("a", "b", "c", "d"):
+        try:
+            await one.complete([user(text)])
+        except EngineError:
+            continue
     assert [(s.index, s.place, s.parent) for s in one.segments] == [(0, 2, None), (1, 3, 0), (2, 6, None), (3, 7, 2)]
     assert one.trajectory(OVER).segments == one.segments
 
@@ -141,28 +136,26 @@ def test_a_record_with_a_kill_between_unordered_siblings_is_resumed(tmp_path: Pa
     again.close()
 
 
-def test_the_store_contains_the_whole_tree(tmp_path: Path):
+@on_virtual_clock
+async def test_the_store_contains_the_whole_tree(tmp_path: Path):
     store = SqliteStore(tmp_path / "store.sqlite")
     other = replace(TOOL, name="other")
     evidence = Evidence(agent="sub", parent="main", label="auxiliary", wishes={"temperature": 0.5, "betas": ["x"]})
     asked: list[tuple[list[Message], tuple, Evidence]] = []
     one = session(ScriptedEngine(script), store)
 
-    async def talk() -> None:
-        async def ask(messages: list[Message], tools=(), evidence=Evidence()) -> Message:
-            asked.append((messages, tools, evidence))
-            return (await whole_reply(one.reply(ReplyRequest(messages, tools, evidence=evidence)))).message
+    async def ask(messages: list[Message], tools=(), evidence=Evidence()) -> Message:
+        asked.append((messages, tools, evidence))
+        return (await whole_reply(one.reply(ReplyRequest(messages, tools, evidence=evidence)))).message
 
-        start = [SYSTEM, user("Hi"), user("there")]
-        first = await ask(start, (TOOL,))
-        second = await ask([*start, first, answer("1"), answer("2"), user("Go on.")], (TOOL,))
-        await ask([*start, first, answer("1"), answer("3")], (TOOL,))
-        await ask([*start, first, answer("1"), answer("2"), user("Go on."), second, user("So?")], (TOOL, other))
-        await ask([SYSTEM, user("Hi"), user("you"), say("Mine."), user("?")], (TOOL,))
-        await ask([user("A title for it")], (), evidence)
-        await ask([*start], (TOOL,))
-
-    run_virtual(talk())
+    start = [SYSTEM, user("Hi"), user("there")]
+    first = await ask(start, (TOOL,))
+    second = await ask([*start, first, answer("1"), answer("2"), user("Go on.")], (TOOL,))
+    await ask([*start, first, answer("1"), answer("3")], (TOOL,))
+    await ask([*start, first, answer("1"), answer("2"), user("Go on."), second, user("So?")], (TOOL, other))
+    await ask([SYSTEM, user("Hi"), user("you"), say("Mine."), user("?")], (TOOL,))
+    await ask([user("A title for it")], (), evidence)
+    await ask([*start], (TOOL,))
     segments = settled(store.turns("r"))
     assert segments == one.segments
     replies = [segment for segment in segments if segment.model]

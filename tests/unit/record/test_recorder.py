@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 from conversations import ODD, TOOL, answer, call, say, user
+from virtual import on_virtual_clock
 
 from sparring.errors import BadInput, EngineError, LimitReached, StoreError
 from sparring.generation import Sampling
@@ -50,18 +51,15 @@ def session(engine: ScriptedEngine, store: TurnList | None = None, **limits: int
     return recorder.open(toy_task(), rollout_id="r", seed=7, limits=Limits(**limits))
 
 
-def test_the_record_is_what_was_sampled():
+@on_virtual_clock
+async def test_the_record_is_what_was_sampled():
     engine = says(call("1"), say("One."))
     store = TurnList()
     one = session(engine, store)
-
-    async def talk() -> None:
-        first = await one.complete([user("Hi")], TOOLS)
-        assert len(store.turns) == 1, "durable before the reply is returned"
-        await engine.pull(WeightRef(model="policy", version=3, checksum="", transport="inline", location=None))
-        await one.complete([user("Hi"), first, answer("1")], TOOLS)
-
-    run_virtual(talk())
+    first = await one.complete([user("Hi")], TOOLS)
+    assert len(store.turns) == 1, "durable before the reply is returned"
+    await engine.pull(WeightRef(model="policy", version=3, checksum="", transport="inline", location=None))
+    await one.complete([user("Hi"), first, answer("1")], TOOLS)
     trajectory = one.trajectory(Outcome(kind="completed", reason="answered"))
     (branch,) = trajectory.branches()
     assert [s for _, turn in store.turns for s in turn] == list(branch)
@@ -74,34 +72,28 @@ def test_the_record_is_what_was_sampled():
     assert (trajectory.usage.turns, trajectory.usage.tool_calls) == (2, 1)
 
 
-def test_a_live_rollout_equals_the_demonstration():
+@on_virtual_clock
+async def test_a_live_rollout_equals_the_demonstration():
     messages = [user(ODD), call(ODD, content="So:"), answer(ODD), call("2"), answer("2"), answer("3"), say("Four.")]
     engine = says(*(m for m in messages if m.role == "assistant"))
     one = session(engine)
-
-    async def talk() -> None:
-        for at, message in enumerate(messages):
-            if message.role == "assistant":
-                reply = await one.complete(messages[:at], TOOLS)
-                assert reply.content == message.content and len(reply.tool_calls) == len(message.tool_calls)
-
-    run_virtual(talk())
+    for at, message in enumerate(messages):
+        if message.role == "assistant":
+            reply = await one.complete(messages[:at], TOOLS)
+            assert reply.content == message.content and len(reply.tool_calls) == len(message.tool_calls)
     rendered = demonstration_tokens(RENDERER, messages, TOOLS)
     (branch,) = one.trajectory(Outcome(kind="completed", reason="answered")).branches()
     assert rendered.tokens == sum((s.tokens for s in branch), ())
     assert rendered.sampled == sum(((s.model is not None,) * len(s.tokens) for s in branch), ())
 
 
-def test_non_canonical_ids_stay_in_the_next_prompt():
+@on_virtual_clock
+async def test_non_canonical_ids_stay_in_the_next_prompt():
     odd = [id for letter in "answer" for id in RENDERER.tokenizer.encode(letter)]
     engine = ScriptedEngine(lambda request: odd)
     one = session(engine)
-
-    async def talk() -> None:
-        reply = await one.complete([user("Hi")])
-        await one.complete([user("Hi"), reply, user("Again")])
-
-    run_virtual(talk())
+    reply = await one.complete([user("Hi")])
+    await one.complete([user("Hi"), reply, user("Again")])
     first, second = engine.requests
     assert second.tokens[: len(first.tokens) + len(odd) + 1] == (*first.tokens, *odd, RENDERER.stop_ids[0])
     again = RENDERER.render([user("Hi"), say("answer"), user("Again")], ()).tokens
@@ -212,18 +204,15 @@ def test_a_full_disk_is_reported_and_foreign_errors_are_typed():
         run_virtual(silent.open(toy_task(), rollout_id="r", seed=0).complete([user("Hi")]))
 
 
-def test_the_cache_is_kept_along_a_lane_and_released_at_the_end():
+@on_virtual_clock
+async def test_the_cache_is_kept_along_a_lane_and_released_at_the_end():
     engine = says(call("1"), say("A"), say("B"))
     one = session(engine)
-
-    async def talk() -> None:
-        first = await one.complete([user("Hi")], TOOLS)
-        for text in "12":
-            await one.complete([user("Hi"), first, answer(text)], TOOLS)
-        assert len(engine.held) == 2
-        await one.close()
-
-    run_virtual(talk())
+    first = await one.complete([user("Hi")], TOOLS)
+    for text in "12":
+        await one.complete([user("Hi"), first, answer(text)], TOOLS)
+    assert len(engine.held) == 2
+    await one.close()
     first, second, fork = engine.requests
     assert first.conversation == second.conversation != fork.conversation
     assert one.usage.cached_tokens == len(first.tokens) + len(one.segments[1].tokens)

@@ -15,6 +15,7 @@ import pytest
 from conversations import SYSTEM, TOOL
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from virtual import on_virtual_clock
 
 from sparring.generation import Completion, GenerateRequest, Sampling
 from sparring.record.identity import UNREAD, shown_arguments
@@ -349,29 +350,27 @@ EQUAL_BUT_FOR_TOOLS = [("agent", 0), ("agent", 0), ("tools", 1), ("ask", 20), ("
 @settings(max_examples=60, deadline=None)
 @given(PROGRAMS)
 @example(EQUAL_BUT_FOR_TOOLS)
-def test_the_store_contains_the_whole_tree_for_any_client(program):
-    async def main() -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            store = SqliteStore(Path(folder) / "store.sqlite")
-            world = World(store)
-            for action, choice in program:
-                await world.act(action, choice)
-            await world.end()
-            await asyncio.sleep(1)  # of the virtual clock: notes that nobody waits for are written
-            segments = settled(store.turns("r"))
-            store.close()
-        held = [replace(s, delivered=False if s.delivered is False else None) for s in world.session.segments]
-        stored = [replace(s, delivered=False if s.delivered is False else None) for s in segments]
-        assert stored == held, "fork reasons, labels, evidence, told messages, tools; what nobody says is delivered"
-        for id, segment in world.by_id(segments).items():
-            if id in world.asked:
-                talk, messages, tools = world.asked[id]
-                before = conversation(segments, segment.parent)
-                assert told(before) == told(messages) and called(before) == called(messages)
-                assert {tool.name for tool in tools_of(segments, segment.index)} == {tool.name for tool in tools}
-                assert (segment.evidence or Evidence()).agent == talk.agent
-
-    run_virtual(main())
+@on_virtual_clock
+async def test_the_store_contains_the_whole_tree_for_any_client(program):
+    with tempfile.TemporaryDirectory() as folder:
+        store = SqliteStore(Path(folder) / "store.sqlite")
+        world = World(store)
+        for action, choice in program:
+            await world.act(action, choice)
+        await world.end()
+        await asyncio.sleep(1)  # of the virtual clock: notes that nobody waits for are written
+        segments = settled(store.turns("r"))
+        store.close()
+    held = [replace(s, delivered=False if s.delivered is False else None) for s in world.session.segments]
+    stored = [replace(s, delivered=False if s.delivered is False else None) for s in segments]
+    assert stored == held, "fork reasons, labels, evidence, told messages, tools; what nobody says is delivered"
+    for id, segment in world.by_id(segments).items():
+        if id in world.asked:
+            talk, messages, tools = world.asked[id]
+            before = conversation(segments, segment.parent)
+            assert told(before) == told(messages) and called(before) == called(messages)
+            assert {tool.name for tool in tools_of(segments, segment.index)} == {tool.name for tool in tools}
+            assert (segment.evidence or Evidence()).agent == talk.agent
 
 
 @pytest.mark.slow

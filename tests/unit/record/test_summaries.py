@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from common.planned import planned
 from conversations import SYSTEM, TOOL, answer, say, user
 
 from sparring.generation import Completion, Runs, Sampling
@@ -30,7 +31,7 @@ def reasons(*turns: Turn, tools: tuple[ToolSpec, ...] = (), label: Evidence = NO
     where that is no agent's turn. `label`: of the last but one."""
     tree, forks = Tree(RENDERER), []
     for number, (messages, reply) in enumerate(turns, 2):
-        turn = tree.plan(messages, tools, label if number == len(turns) else NO_EVIDENCE)
+        turn = planned(tree, messages, tools, label if number == len(turns) else NO_EVIDENCE)
         tokens = reply_tokens(RENDERER, reply, tools)
         version = Runs.of(0, len(tokens))
         logprobs = (-1.0,) * len(tokens)

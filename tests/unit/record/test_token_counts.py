@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from conversations import SYSTEM, TOOL, answer, call, say, user
+from virtual import on_event_loop
 
 from sparring.errors import BadInput, EngineError, LimitReached, PromptTooLong, RequestRefused
 from sparring.generation import Rendered, Sampling
@@ -104,27 +105,24 @@ def test_prompts_are_as_long_as_the_policys(name: str, thinking: bool) -> None:
         assert len(shown.tokens) in [prompt + reply for prompt, reply in counted]
 
 
-def test_a_prompt_that_is_too_long_is_refused_and_not_recorded() -> None:
+@on_event_loop
+async def test_a_prompt_that_is_too_long_is_refused_and_not_recorded() -> None:
     """What a client makes of it, a shorter prompt, is answered, and the limit forgotten."""
     renderer = toy_renderer(thoughts="kept")
     session = opened(lambda request: say("Blue."), imitator(renderer, 700))
     long = [*START, say("Blue."), user("whales " * 300)]
     far = [*START, say("Blue."), user("whales " * 3000)]
-
-    async def main() -> None:
-        await session.complete(START, TOOLS)
-        before = session.trajectory(Outcome(kind="completed", reason="answered"))
-        for messages, least in ((long, 701), (far, 1400)):
-            with pytest.raises(LimitReached, match=r"^r: a prompt of .* tokens, room for 700$") as caught:
-                await session.complete(messages, TOOLS)
-            assert caught.value.reason == "context_length" and caught.value.too_long is not None
-            assert caught.value.too_long[0] >= least and caught.value.too_long[1] == 700
-            assert session.limit is caught.value
-        assert session.trajectory(Outcome(kind="completed", reason="answered")) == before
-        await session.complete([*START, user("Sum it up.")], TOOLS)
-        assert session.limit is None
-
-    asyncio.run(main())
+    await session.complete(START, TOOLS)
+    before = session.trajectory(Outcome(kind="completed", reason="answered"))
+    for messages, least in ((long, 701), (far, 1400)):
+        with pytest.raises(LimitReached, match=r"^r: a prompt of .* tokens, room for 700$") as caught:
+            await session.complete(messages, TOOLS)
+        assert caught.value.reason == "context_length" and caught.value.too_long is not None
+        assert caught.value.too_long[0] >= least and caught.value.too_long[1] == 700
+        assert session.limit is caught.value
+    assert session.trajectory(Outcome(kind="completed", reason="answered")) == before
+    await session.complete([*START, user("Sum it up.")], TOOLS)
+    assert session.limit is None
     assert session.count(long, TOOLS) == len(renderer.render(long, TOOLS).tokens)
     assert (session.max_context, session.max_reply) == (700, 512)
     assert session.bytes_of(renderer.stop_ids[0]) == renderer.bytes_of(renderer.stop_ids[0])
@@ -148,21 +146,18 @@ def test_a_reply_without_room_is_no_turn() -> None:
         assert session.transcripts() == ()
 
 
-def test_the_latest_request_decides_how_a_session_ended() -> None:
+@on_event_loop
+async def test_the_latest_request_decides_how_a_session_ended() -> None:
     """But no title does, nor one that was refused."""
     limit, refused = LimitReached("max_tokens", "cut short"), BadInput("tools: expected none")
     replies = iter([limit, say("Blue."), limit, say("A title"), refused])
     session = opened(lambda request: next(replies), None)
-
-    async def main() -> None:
-        ended = []
-        for label in (None, None, None, "auxiliary", None):
-            with suppress(LimitReached, BadInput):
-                await whole_reply(session.reply(ReplyRequest(START, evidence=Evidence(label=label))))
-            ended.append(session.limit)
-        assert ended == [limit, None, limit, limit, limit]
-
-    asyncio.run(main())
+    ended = []
+    for label in (None, None, None, "auxiliary", None):
+        with suppress(LimitReached, BadInput):
+            await whole_reply(session.reply(ReplyRequest(START, evidence=Evidence(label=label))))
+        ended.append(session.limit)
+    assert ended == [limit, None, limit, limit, limit]
     assert session.has_turn and session.account.refused == str(refused)
 
 
@@ -195,16 +190,13 @@ def test_a_prompt_that_is_too_long_for_the_server_is_a_limit(
 
 
 @pytest.mark.parametrize("error", [EngineError("down"), RequestRefused("out of credit")])
-def test_a_failure_is_no_turn(error: Exception) -> None:
+@on_event_loop
+async def test_a_failure_is_no_turn(error: Exception) -> None:
     replies = iter([error, say("Blue.")])
     session = opened(lambda request: next(replies), None)
-
-    async def main() -> None:
-        with pytest.raises(type(error)):
-            await session.complete(START)
+    with pytest.raises(type(error)):
         await session.complete(START)
-
-    asyncio.run(main())
+    await session.complete(START)
     assert session.trajectory(Outcome(kind="completed", reason="answered")).usage.turns == 1
 
 
@@ -241,20 +233,17 @@ class Counting:
         return self._renderer.bridge(prompt, completion, new, tools)
 
 
-def test_a_late_turn_renders_no_more_than_an_early_one() -> None:
+@on_event_loop
+async def test_a_late_turn_renders_no_more_than_an_early_one() -> None:
     renderer = Counting(toy_renderer(thoughts="kept"))
     said = script(False)
     session = opened(lambda request: said("it", request.messages[-1]), imitator(renderer))
     rendered = []
-
-    async def main() -> None:
-        talk = list(START)
-        for _ in range(60):
-            before = renderer.messages
-            talk += [await session.complete(talk, TOOLS), answer("blue")]
-            rendered.append(renderer.messages - before)
-
-    asyncio.run(main())
+    talk = list(START)
+    for _ in range(60):
+        before = renderer.messages
+        talk += [await session.complete(talk, TOOLS), answer("blue")]
+        rendered.append(renderer.messages - before)
     assert set(rendered[1:]) == {4}, "what is new, and the reply behind a question"
 
 

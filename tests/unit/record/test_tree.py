@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from common.appending import AppendingRenderer
+from common.planned import planned
 from conversations import TOOL, answer, call, say, user
 from unit.record.played import record
 
@@ -77,16 +78,16 @@ def test_two_continuations_fork_at_their_difference():
 
 def test_turns_that_extend_each_other_share_a_lane():
     t = Tree(toy_renderer())
-    first = t.plan([user("Hi")], TOOLS)
+    first = planned(t, [user("Hi")], TOOLS)
     ask(t, [user("Hi")], call("1"))
-    second, fork = (t.plan([user("Hi"), call("1"), answer(text)], TOOLS) for text in "12")
+    second, fork = (planned(t, [user("Hi"), call("1"), answer(text)], TOOLS) for text in "12")
     assert second.lane != first.lane, "the plan before it took the first lane"
     assert len({first.lane, second.lane, fork.lane}) == 3
 
 
 def test_a_request_without_a_message_is_an_error():
     with pytest.raises(ValueError, match="must have a message"):
-        Tree(toy_renderer()).plan([], ())
+        planned(Tree(toy_renderer()), [], ())
 
 
 class Read(Mapping[str, int]):
@@ -140,7 +141,7 @@ def long_session(turns: int, branches: int = 1) -> tuple[Tree, list[Message]]:
             )
             said = ToolCall(id="call_0", name="f", arguments=Read())
             reply = dataclasses.replace(t.renderer.parse(tokens, ()), tool_calls=(said,))
-            t.append(t.plan(messages, ()), completion, reply, Sampling(), "policy")
+            t.append(planned(t, messages, ()), completion, reply, Sampling(), "policy")
             replies.append(reply)
             messages += [reply, answer(" ".join(str(2000 * turn + number + at) for at in range(63)))]
     return t, replies
@@ -168,9 +169,9 @@ def test_a_prompt_is_all_messages_and_replies():
     conversation = [user("1000")]
     for turn, reply in enumerate(replies):
         conversation += [reply, answer(" ".join(str(2000 * turn + at) for at in range(63)))]
-        planned = t.plan(conversation, ())
-        assert t.prompt(planned) == t.renderer.render(conversation, ()).tokens
-        assert planned.length == len(t.prompt(planned)) and planned.source == "tool"
+        turn = planned(t, conversation, ())
+        assert t.prompt(turn) == t.renderer.render(conversation, ()).tokens
+        assert turn.length == len(t.prompt(turn)) and turn.source == "tool"
 
 
 def test_equal_messages_in_other_objects_continue_the_same_lane():
@@ -178,7 +179,7 @@ def test_equal_messages_in_other_objects_continue_the_same_lane():
     first = [user("Hi"), call("1")]
     ask(t, first[:1], first[1])
     for turn in range(3):
-        lane = t.plan([*map(dataclasses.replace, first), answer(str(turn))], TOOLS).lane
+        lane = planned(t, [*map(dataclasses.replace, first), answer(str(turn))], TOOLS).lane
         assert lane == turn, "the first goes on with the lane, the others fork"
     same = [user("Hi"), dataclasses.replace(first[1]), answer("1")]
     assert ask(t, same, say("One.")) == [0, 1, 2, 3]
@@ -203,5 +204,5 @@ def test_an_early_edit_before_an_unchanged_reply_is_noticed(kind):
     ask(t, kind(talk[:1]), talk[1])
     assert ask(t, kind(talk[:3]), talk[3]) == [0, 1, 2, 3]
     for edited in ([user("Ho"), *talk[1:]], [talk[0], call("2"), *talk[2:]], [*talk[:2], answer("2"), talk[3]]):
-        assert t.plan(kind([*edited, user("Sure?")]), TOOLS).parent != 3
-    assert t.plan(kind([*talk, user("Sure?")]), TOOLS).parent == 3
+        assert planned(t, kind([*edited, user("Sure?")]), TOOLS).parent != 3
+    assert planned(t, kind([*talk, user("Sure?")]), TOOLS).parent == 3

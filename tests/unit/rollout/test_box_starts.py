@@ -8,7 +8,6 @@ from dataclasses import replace
 from fates import FatedBoxes, FatedWorld, Fates, make_stack
 
 from sparring.harness.chat import ChatHarness
-from sparring.rollout.load import CappedBoxes
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.testing.clock import run_virtual
 from sparring.testing.toy import toy_task
@@ -35,17 +34,8 @@ class SlowBoxes(FatedBoxes):
 def run_boxed(most: int, **config: object) -> tuple[list[Finished], float, SlowBoxes, list[str]]:
     """Twelve rollouts whose boxes start slowly, at most so many at once."""
     pool, lines, stack = SlowBoxes(Fates()), [], make_stack(rebuilds=0, **config)
-    runners = [
-        RolloutRunner(
-            FatedWorld(Fates()),
-            boxes,
-            stack.recorder,
-            ChatHarness(),
-            stack.config,
-            report=lambda line: lines.append(line),
-        )
-        for boxes in [CappedBoxes(pool, most)] * 2
-    ]
+    parts, starts = (FatedWorld(Fates()), pool, stack.recorder, ChatHarness(), stack.config), asyncio.Semaphore(most)
+    runners = [RolloutRunner(*parts, report=lines.append, box_starts=starts) for _ in range(2)]
 
     async def main() -> list[Finished]:
         task = replace(toy_task(), box=BoxSpec())

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from virtual import on_virtual_clock
 
 from sparring.errors import StoreError
 from sparring.harness.chat import ChatHarness
@@ -168,18 +169,15 @@ def test_what_kills_it_kills_the_run(store: SqliteStore) -> None:
     assert life.events == [f"step {step}" for step in range(1, 5)] and life.world.open == 0
 
 
-def test_a_run_that_stops_stops_it(store: SqliteStore) -> None:
+@on_virtual_clock
+async def test_a_run_that_stops_stops_it(store: SqliteStore) -> None:
     life = Life(store, every=2)
-
-    async def stopped() -> None:
-        training = asyncio.ensure_future(life.train(1000))
-        while "step 3" not in life.events:
-            await asyncio.sleep(1)
-        training.cancel()
-        await asyncio.gather(training, return_exceptions=True)
-        await life.scheduler.close()
-
-    run_virtual(stopped())
+    training = asyncio.ensure_future(life.train(1000))
+    while "step 3" not in life.events:
+        await asyncio.sleep(1)
+    training.cancel()
+    await asyncio.gather(training, return_exceptions=True)
+    await life.scheduler.close()
     assert "evaluation 2" not in life.events and life.world.open == 0
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fates import make_stack
 from refusals import refused_at
-from virtual import on_virtual_clock
+from virtual import on_event_loop, on_virtual_clock
 
 from sparring.harness.chat import ChatHarness
 from sparring.rollout.feed import MOST_LEFT_OUT, TaskFeed, problem_of
@@ -149,38 +149,34 @@ class Slow(ToyTasks):
         self.observed.append(group.task.id)
 
 
-def test_a_source_that_blocks_holds_nothing_up_and_observes_afterwards() -> None:
-    async def main() -> None:
-        source = Slow()
-        feed = TaskFeed(source, lambda sentence: None)
-        asked = asyncio.ensure_future(feed.next())
-        for _ in range(3):
-            await asyncio.sleep(0)  # the loop runs on
-        assert not asked.done() and source.inside
-        feed.observe(Group(id="g", index=0, task=toy_task(7), rollouts=(), scores=()))
-        assert source.observed == []
-        source.let.release()
-        task = await asked
-        assert task is not None and task.id == "train-0" and source.observed == ["train-7"]
-        feed.close()
-
-    asyncio.run(main())
+@on_event_loop
+async def test_a_source_that_blocks_holds_nothing_up_and_observes_afterwards() -> None:
+    source = Slow()
+    feed = TaskFeed(source, lambda sentence: None)
+    asked = asyncio.ensure_future(feed.next())
+    for _ in range(3):
+        await asyncio.sleep(0)  # the loop runs on
+    assert not asked.done() and source.inside
+    feed.observe(Group(id="g", index=0, task=toy_task(7), rollouts=(), scores=()))
+    assert source.observed == []
+    source.let.release()
+    task = await asked
+    assert task is not None and task.id == "train-0" and source.observed == ["train-7"]
+    feed.close()
 
 
-def test_a_source_that_never_answers_is_left_behind() -> None:
-    async def main() -> None:
-        source = Slow()
-        feed = TaskFeed(source, lambda sentence: None)
-        asked = asyncio.ensure_future(feed.next())
-        await asyncio.sleep(0)
-        asked.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asked
-        feed.close()
-        assert threading.active_count() > 1
-        source.let.release()
-
-    asyncio.run(main())
+@on_event_loop
+async def test_a_source_that_never_answers_is_left_behind() -> None:
+    source = Slow()
+    feed = TaskFeed(source, lambda sentence: None)
+    asked = asyncio.ensure_future(feed.next())
+    await asyncio.sleep(0)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    feed.close()
+    assert threading.active_count() > 1
+    source.let.release()
 
 
 def fails(error: BaseException) -> Callable[[], Task | None]:

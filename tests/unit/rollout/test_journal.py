@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from conversations import TOOL, say, user
 from unit.record.played import playback
+from virtual import on_virtual_clock
 
 from sparring.errors import EngineError, LimitReached, NotRebuildable, RequestEnded
 from sparring.generation import Constraint, GenerateRequest, Sampling
@@ -176,39 +177,33 @@ def test_a_role_that_was_not_answered_before_waits_for_the_one_that_was(call_s: 
 
 
 @pytest.mark.parametrize("asked_before", [True, False])
-def test_a_request_that_outlives_its_attempt_is_no_turn_of_the_next(asked_before: bool) -> None:
+@on_virtual_clock
+async def test_a_request_that_outlives_its_attempt_is_no_turn_of_the_next(asked_before: bool) -> None:
     """A harness whose attempt breaks may leave a task behind, which goes on beside the next attempt."""
     journal, engine, store = Journal("r"), ScriptedEngine(script, latency_s=1.0), TurnList()
     ended, again = (session(engine, Playback(journal), store) for _ in range(2))
-
-    async def talk() -> None:
-        left_behind = asyncio.create_task(ended.complete([user("Hi")])) if asked_before else None
-        await asyncio.sleep(0.5)
-        assert isinstance(ended.journal, Playback)
-        ended.journal.close()
-        await again.complete([user("Hi")])
-        with pytest.raises(RequestEnded):
-            await (left_behind or ended.complete([user("Hi")]))
-        await ended.close()
-        await again.close()
-
-    run_virtual(talk())
+    left_behind = asyncio.create_task(ended.complete([user("Hi")])) if asked_before else None
+    await asyncio.sleep(0.5)
+    assert isinstance(ended.journal, Playback)
+    ended.journal.close()
+    await again.complete([user("Hi")])
+    with pytest.raises(RequestEnded):
+        await (left_behind or ended.complete([user("Hi")]))
+    await ended.close()
+    await again.close()
     assert journal.segments()["policy"] == again.segments == store.turns[0][1] and len(store.turns) == 1
     assert engine.held == {} and len(engine.requests) == 1 + asked_before
 
 
-def test_a_closed_session_ends_its_requests() -> None:
+@on_virtual_clock
+async def test_a_closed_session_ends_its_requests() -> None:
     engine, store = ScriptedEngine(script, latency_s=1.0), TurnList()
     one = session(engine, store=store)
-
-    async def talk() -> None:
-        left_behind = asyncio.create_task(one.complete([user("Hi")]))
-        await asyncio.sleep(0.5)
-        await one.close()
-        with pytest.raises(RequestEnded):
-            await left_behind
-
-    run_virtual(talk())
+    left_behind = asyncio.create_task(one.complete([user("Hi")]))
+    await asyncio.sleep(0.5)
+    await one.close()
+    with pytest.raises(RequestEnded):
+        await left_behind
     assert store.turns == [] and one.segments == () and engine.held == {}
 
 
@@ -219,38 +214,32 @@ def test_time_that_is_over_after_the_attempt_is_not_that_of_the_next() -> None:
     assert ended.timed_out(True, turn=1, seconds=2.0) and journal.events == []
 
 
-def test_failed_concurrent_requests_keep_their_own_seeds() -> None:
+@on_virtual_clock
+async def test_failed_concurrent_requests_keep_their_own_seeds() -> None:
     """The second of two with one prompt goes on; the first fails and comes again: it is the first still."""
     engine = SlowFirst(script, fail_on=(1,))
     one = session(engine)
-
-    async def both() -> None:
-        first, second = asyncio.create_task(one.complete([user("Hi")])), asyncio.create_task(one.complete([user("Hi")]))
-        with pytest.raises(EngineError):
-            await asyncio.gather(first, second)
-        await asyncio.gather(first, second, return_exceptions=True)
-        await one.complete([user("Hi")])
-        await one.complete([user("Hi"), say("no"), user("Hi")])
-        await one.complete([user("Hi")])
-
-    run_virtual(both())
+    first, second = asyncio.create_task(one.complete([user("Hi")])), asyncio.create_task(one.complete([user("Hi")]))
+    with pytest.raises(EngineError):
+        await asyncio.gather(first, second)
+    await asyncio.gather(first, second, return_exceptions=True)
+    await one.complete([user("Hi")])
+    await one.complete([user("Hi"), say("no"), user("Hi")])
+    await one.complete([user("Hi")])
     same = [s.sampling.seed for s in one.segments if s.sampling and s.parent == 0]
     assert len(same) == len(set(same)) == 3
 
 
-def test_the_journal_in_memory_is_what_the_store_keeps(tmp_path: Path) -> None:
+@on_virtual_clock
+async def test_the_journal_in_memory_is_what_the_store_keeps(tmp_path: Path) -> None:
     """With requests at once, a reply that its client never got, and a request that comes again after it."""
     store, journal = SqliteStore(tmp_path / "store.sqlite"), Journal("r")
     recorder = Recorder(SlowFirst(script), RENDERER, store, sampling=Sampling(max_tokens=64), max_context=1500)
     one = recorder.open(toy_task(), rollout_id="r", seed=7, journal=Playback(journal))
-
-    async def talk() -> None:
-        await branches(one)
-        lost = await whole_reply(one.reply(ReplyRequest([user("c")])))
-        one.deliver(lost.id, False)
-        await one.complete([user("c")])
-
-    run_virtual(talk())
+    await branches(one)
+    lost = await whole_reply(one.reply(ReplyRequest([user("c")])))
+    one.deliver(lost.id, False)
+    await one.complete([user("c")])
     recorded = journal.segments()["policy"]
     assert recorded == one.segments == settled(store.turns("r"))
     assert [segment.label for segment in recorded if segment.model].count("lost") == 1

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 from fates import Fates, make_stack
+from virtual import on_virtual_clock
 
 from sparring.algo.annotate.teacher import ScoreClient
 from sparring.envs.rubrics.config import Part
@@ -16,7 +17,6 @@ from sparring.envs.rubrics.judges import EngineReplies, Judges, Replies
 from sparring.envs.rubrics.rubric import Rubric
 from sparring.errors import EngineError, SandboxError
 from sparring.generation import ScoreRequest, Scores
-from sparring.testing.clock import run_virtual
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer, toy_task
 from sparring.types import Task
@@ -72,12 +72,9 @@ async def teachers(knocks: list[float]) -> None:
 
 
 @pytest.mark.parametrize("all_ask", [rollouts, judges, teachers])
-def test_what_failed_together_comes_again_apart(all_ask: Callable[[list[float]], Awaitable[None]]) -> None:
+@on_virtual_clock
+async def test_what_failed_together_comes_again_apart(all_ask: Callable[[list[float]], Awaitable[None]]) -> None:
     knocks: list[float] = []
-
-    async def main() -> None:
-        await all_ask(knocks)
-
-    run_virtual(main())
+    await all_ask(knocks)
     again = sorted(knocks[-MANY:])
     assert again[-1] - again[0] > 0.3 and max(b - a for a, b in itertools.pairwise(again)) < 0.1

@@ -119,36 +119,29 @@ async def test_an_engine_that_reports_nothing_leaves_the_bound() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 40), st.lists(st.tuples(st.integers(-500, 500), st.integers(-50, 500)), max_size=80))
-def test_there_is_always_a_place_and_never_more_than_the_bound(most: int, turns: list[tuple[int, int]]) -> None:
+@on_virtual_clock
+async def test_there_is_always_a_place_and_never_more_than_the_bound(most: int, turns: list[tuple[int, int]]) -> None:
     """Whatever an engine says, one that was started anew and counts from nothing included."""
-
-    async def main() -> None:
-        report = Report()
-        places = Places(most, report)
-        for requests, lost in turns:
-            await rollouts(places, 1, lambda requests=requests, lost=lost: report.turns(requests, lost))
-            assert 1 <= places.limit <= most and 1 <= places.in_use <= most
-
-    run_virtual(main())
+    report = Report()
+    places = Places(most, report)
+    for requests, lost in turns:
+        await rollouts(places, 1, lambda requests=requests, lost=lost: report.turns(requests, lost))
+        assert 1 <= places.limit <= most and 1 <= places.in_use <= most
 
 
-def test_a_limiter_lets_in_as_many_as_it_says_now() -> None:
+@on_virtual_clock
+async def test_a_limiter_lets_in_as_many_as_it_says_now() -> None:
     limit = 1
-
-    async def main() -> None:
-        nonlocal limit
-        limiter = Limiter(lambda: limit)
-        await limiter.acquire()
-        limit = 2
-        await limiter.acquire()
-        assert limiter.in_use == 2
-        limiter.release()
-        await limiter.acquire()
-        limiter.release()
-        limiter.release()
-        assert limiter.in_use == 0
-
-    run_virtual(main())
+    limiter = Limiter(lambda: limit)
+    await limiter.acquire()
+    limit = 2
+    await limiter.acquire()
+    assert limiter.in_use == 2
+    limiter.release()
+    await limiter.acquire()
+    limiter.release()
+    limiter.release()
+    assert limiter.in_use == 0
 
 
 def test_order_and_lag_stay_where_the_cache_holds_two_conversations() -> None:

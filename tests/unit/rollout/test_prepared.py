@@ -284,7 +284,7 @@ def test_the_base_class_prepares_nothing(bench: Bench) -> None:
         box: Any = await bench.boxes.take(BoxSpec(timeout_s=20.0))
         preparation = Preparation()
         await preparation.prepare(Env(), TASK, box, lambda *_: asyncio.sleep(0))
-        assert preparation.snapshot is None and box.group is None
+        assert preparation.snapshot is None and box.commands.group is None
         await box.close()
 
     bench.run(work())

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from fates import FatedBoxes, FatedWorld, make_stack
+from virtual import on_event_loop
 
 from sparring.errors import EngineError, LimitReached, SparringError
 from sparring.harness.chat import ChatHarness
@@ -39,33 +38,29 @@ def sessions(fail_on: tuple[int, ...] = (), **limits: int) -> tuple:
     return session, limit
 
 
-def test_another_request_that_is_answered_hides_no_failure() -> None:
-    async def main() -> None:
-        session, limit = sessions(fail_on=(1,))
-        with pytest.raises(EngineError):
-            await whole_reply(session.reply(ReplyRequest(asks("a title?"))))
-        await whole_reply(session.reply(ReplyRequest(asks("the work"))))
-        assert isinstance(limit.failure, EngineError)
+@on_event_loop
+async def test_another_request_that_is_answered_hides_no_failure() -> None:
+    session, limit = sessions(fail_on=(1,))
+    with pytest.raises(EngineError):
         await whole_reply(session.reply(ReplyRequest(asks("a title?"))))
-        assert limit.failure is None
+    await whole_reply(session.reply(ReplyRequest(asks("the work"))))
+    assert isinstance(limit.failure, EngineError)
+    await whole_reply(session.reply(ReplyRequest(asks("a title?"))))
+    assert limit.failure is None
 
-    asyncio.run(main())
 
-
-def test_a_limit_is_remembered_and_a_prompt_that_was_too_long_is_not() -> None:
-    async def main() -> None:
-        session, _ = sessions(max_turns=1)
+@on_event_loop
+async def test_a_limit_is_remembered_and_a_prompt_that_was_too_long_is_not() -> None:
+    session, _ = sessions(max_turns=1)
+    with pytest.raises(LimitReached):
+        await whole_reply(session.reply(ReplyRequest(asks("word " * 400_000))))
+    assert session.limit.reason == "context_length"
+    await whole_reply(session.reply(ReplyRequest(asks("short"))))
+    assert session.limit is None
+    for text in ("more", "word " * 400_000):
         with pytest.raises(LimitReached):
-            await whole_reply(session.reply(ReplyRequest(asks("word " * 400_000))))
-        assert session.limit.reason == "context_length"
-        await whole_reply(session.reply(ReplyRequest(asks("short"))))
-        assert session.limit is None
-        for text in ("more", "word " * 400_000):
-            with pytest.raises(LimitReached):
-                await whole_reply(session.reply(ReplyRequest(asks(text))))
-        assert session.limit.reason == "max_turns"
-
-    asyncio.run(main())
+            await whole_reply(session.reply(ReplyRequest(asks(text))))
+    assert session.limit.reason == "max_turns"
 
 
 async def complains(episode: Episode) -> None:

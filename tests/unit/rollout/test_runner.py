@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from fates import FatedBoxes, Fates, make_stack
+from virtual import on_virtual_clock
 
 from sparring.errors import (
     EngineError,
@@ -194,18 +195,15 @@ def test_a_full_disk_is_no_rollout_failure() -> None:
     assert stack.fates.open_worlds == stack.fates.open_boxes == 0
 
 
-def test_cancelling_closes_everything() -> None:
+@on_virtual_clock
+async def test_cancelling_closes_everything() -> None:
     stack = make_stack(Fates(step=lambda number: 1000.0))
-
-    async def main() -> None:
-        task = asyncio.create_task(stack.runner.run(BOXED, rollout_id="rl/0/0", index=0, seed=1))
-        await asyncio.sleep(5)
-        assert stack.fates.open_worlds == stack.fates.open_boxes == 1
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    run_virtual(main())
+    task = asyncio.create_task(stack.runner.run(BOXED, rollout_id="rl/0/0", index=0, seed=1))
+    await asyncio.sleep(5)
+    assert stack.fates.open_worlds == stack.fates.open_boxes == 1
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert stack.fates.open_worlds == stack.fates.open_boxes == 0 and stack.engine.held == {}
 
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from virtual import on_virtual_clock
+from virtual import on_event_loop, on_virtual_clock
 
 from sparring.errors import BadInput
 from sparring.rollout.config import RolloutConfig, RolloutLimitsConfig, TimeoutsConfig
@@ -46,21 +46,19 @@ async def test_a_wider_window_admits_the_steps_ahead_of_it() -> None:
 @given(
     groups_per_step=st.integers(1, 5), max_lag=st.integers(0, 3), releases=st.integers(0, 6), start=st.integers(0, 4)
 )
-def test_admission_is_what_the_law_says(groups_per_step: int, max_lag: int, releases: int, start: int) -> None:
-    async def main() -> None:
-        window = Window(groups_per_step, max_lag)
-        window.resume(start)
-        seen: list[int] = []
-        for step in range(start, start + releases + 1):
-            if step > start:
-                window.release(step)
-            for index in await admitted(window):
-                assert index // groups_per_step - window.released_steps <= max_lag
-                seen.append(index)
-            assert window.next_index == (step + max_lag + 1) * groups_per_step
-        assert seen == list(range(start * groups_per_step, window.next_index))
-
-    asyncio.run(main())
+@on_event_loop
+async def test_admission_is_what_the_law_says(groups_per_step: int, max_lag: int, releases: int, start: int) -> None:
+    window = Window(groups_per_step, max_lag)
+    window.resume(start)
+    seen: list[int] = []
+    for step in range(start, start + releases + 1):
+        if step > start:
+            window.release(step)
+        for index in await admitted(window):
+            assert index // groups_per_step - window.released_steps <= max_lag
+            seen.append(index)
+        assert window.next_index == (step + max_lag + 1) * groups_per_step
+    assert seen == list(range(start * groups_per_step, window.next_index))
 
 
 @on_virtual_clock

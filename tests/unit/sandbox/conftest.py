@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from boxed_program import descendants
 
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
@@ -29,17 +29,25 @@ class Bench:
 
         return self.runner.run(bounded())
 
+    def box(self, work: Callable[[Any], Any], spec: BoxSpec = BoxSpec(timeout_s=20.0)) -> Any:
+        """What comes of work with a fresh box, which is closed then."""
+
+        async def with_box(boxes: BubblewrapBoxes) -> Any:
+            box = await boxes.take(spec)
+            try:
+                return await work(box)
+            finally:
+                await box.close()
+
+        return self.run(with_box)
+
     def python(self, *codes: str, **spec: Any) -> ExecResult:
         """The codes, one after another in one fresh box; the last one's result."""
 
-        async def work(boxes: BubblewrapBoxes) -> ExecResult:
-            box = await boxes.take(BoxSpec(**{"timeout_s": 20.0} | spec))
-            for code in codes:
-                result = await box.python(code)
-            await box.close()
-            return result
+        async def work(box: Any) -> ExecResult:
+            return [await box.python(code) for code in codes][-1]
 
-        return self.run(work)
+        return self.box(work, BoxSpec(**{"timeout_s": 20.0} | spec))
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +56,6 @@ def bench() -> Iterator[Bench]:
         boxes = BubblewrapBoxes(SandboxConfig(servers=2, concurrency=4))
         yield Bench(runner, boxes)
         runner.run(boxes.close())
-
-
-def descendants(pid: int) -> list[int]:
-    """Process ids of all children of a process and theirs."""
-    found = []
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, children.read_text().split()):
-            found += [child, *descendants(child)]
-    return found
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from boxed_program import run_program
 
 from sparring.errors import SandboxError
 from sparring.sandbox.box import BubblewrapBox
@@ -20,9 +21,8 @@ from sparring.sandbox.config import SandboxConfig
 from sparring.sandbox.fault import Exhausted, PortTaken
 from sparring.sandbox.roots import Root
 from sparring.sandbox.server import Server
-from sparring.types import BoxSpec, ExecResult
+from sparring.types import BoxSpec
 
-Frame = tuple[dict[str, Any], bytes]
 Answers = Callable[[asyncio.StreamWriter, dict[str, Any]], Awaitable[None]]
 END = {"end": "exited", "exit": 0, "wall": 0.0, "parts": [2, 0, 0, 0], "totals": [2, 0], "folder": 0, "running": False}
 
@@ -166,20 +166,13 @@ def test_a_port_in_use_is_the_policy_s(bench: Any) -> None:
         box: Any = await pool.take(BoxSpec(timeout_s=20.0))
         code = "import socket\ns = socket.create_server(('127.0.0.1', 8700))\nprint('up', flush=True)\ns.accept()"
 
-        async def served(listening: socket.socket) -> None:
-            with listening:
-                await asyncio.Event().wait()
-
-        async def program() -> ExecResult:
-            return await box.program(["true"], environment={}, port=8700, timeout_s=20.0, output_bytes=9, served=served)
-
         holder = await box.start(["python3", "-c", code])
         while "up" not in (await holder.output()).stdout:
             pass
         with pytest.raises(PortTaken, match="8700"):
-            await program()
+            await run_program(box, ["true"])
         await holder.close()
-        assert (await program()).exit_code == 0
+        assert (await run_program(box, ["true"])).exit_code == 0
         await pool.close()
 
     asyncio.run(main())
@@ -188,8 +181,7 @@ def test_a_port_in_use_is_the_policy_s(bench: Any) -> None:
 def test_a_reaper_that_is_killed_takes_its_command_with_it(bench: Any) -> None:
     """Whatever it left, in sessions of its own too; beside it, others go on."""
 
-    async def work(boxes: BubblewrapBoxes) -> None:
-        box = await boxes.take(BoxSpec(timeout_s=20.0, processes=32))
+    async def work(box: Any) -> None:
         other = await box.start("echo ready; exec sleep 3600")
         while "ready" not in (await other.output()).stdout:
             pass
@@ -203,12 +195,11 @@ def test_a_reaper_that_is_killed_takes_its_command_with_it(bench: Any) -> None:
         assert "sleep 3000" not in told.replace("sleep 3000 >", "") and "sleep 3600" in told
         assert not other.ended
 
-    bench.run(work)
+    bench.box(work, BoxSpec(timeout_s=20.0, processes=32))
 
 
 def test_a_fork_bomb_beside_others_ends_alone(bench: Any) -> None:
-    async def work(boxes: BubblewrapBoxes) -> None:
-        box = await boxes.take(BoxSpec(timeout_s=20.0, processes=48))
+    async def work(box: Any) -> None:
         other = await box.start("echo ready; exec sleep 3600")
         while "ready" not in (await other.output()).stdout:
             pass
@@ -222,7 +213,7 @@ def test_a_fork_bomb_beside_others_ends_alone(bench: Any) -> None:
         count = "import os; print(sum(n.isdigit() for n in os.listdir('/proc')))"
         assert (await box.python(count)).stdout == "4\n"  # pid 1, the other with its reaper, this one
 
-    bench.run(work)
+    bench.box(work, BoxSpec(timeout_s=20.0, processes=48))
 
 
 def test_places_for_commands_are_bounded(bench: Any) -> None:
@@ -239,8 +230,7 @@ def test_places_for_commands_are_bounded(bench: Any) -> None:
 
 
 def test_files_of_the_parent_do_not_leak(bench: Any) -> None:
-    async def work(boxes: BubblewrapBoxes) -> int:
-        box = await boxes.take(BoxSpec(timeout_s=20.0))
+    async def work(box: Any) -> int:
         await box.exec(["true"])
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(20):
@@ -251,4 +241,4 @@ def test_files_of_the_parent_do_not_leak(bench: Any) -> None:
                 await box.connect(9)
         return len(os.listdir("/proc/self/fd")) - before
 
-    assert bench.run(work) == 0
+    assert bench.box(work) == 0

@@ -21,11 +21,12 @@ OFFLINE = ["-q", "--no-index", "--no-deps"]
 IMPORTS = """
 import importlib, pathlib, sparring
 root = pathlib.Path(sparring.__file__).parent
-for part in ("sandbox", "protocols", "types"):
-    for file in (root / part).rglob("*.py"):
-        name = ".".join(file.relative_to(root.parent).with_suffix("").parts).removesuffix(".__init__")
-        if ".inner" not in name and "for_inspect" not in name:
-            importlib.import_module(name)
+shipped = [".".join(file.relative_to(root.parent).with_suffix("").parts) for file in root.rglob("*.py")]
+shipped = [name.removesuffix(".__init__") for name in shipped if ".inner" not in name and "for_inspect" not in name]
+for name in shipped:
+    if ".sandbox" in name:
+        importlib.import_module(name)
+print("beside what boxes import:", *sorted(set(shipped) - set(sys.modules)))
 try:
     sparring.run
 except ImportError as error:
@@ -70,8 +71,15 @@ def test_boxes_run_where_nothing_but_msgspec_is(tree: Path, source: str) -> None
         place = Path(folder)
         place.chmod(0o755)
         run(*PIP, "install", *OFFLINE, "--no-build-isolation", "--target", place, source.format(tree))
-        told = alone(place, IMPORTS)
-        assert told == "sparring.run: expected Sparring, got its boxes alone; install sparring, which has the boxes\n"
+        told = alone(place, IMPORTS).splitlines()
+        assert told == [
+            "beside what boxes import: sparring.__main__ sparring.observe.wait_reports",  # which `image pull` imports
+            "sparring.run: expected Sparring, got its boxes alone; install sparring, which has the boxes",
+        ]
+        [line] = alone(
+            place, "import runpy; runpy.run_module('sparring', run_name='__main__')", fails=True
+        ).splitlines()
+        assert "sparring, which is not installed" in line and "do: run sparring-boxes" in line
         [example] = re.findall(r"```python\n(.*?)```", (ROOT / "boxes/README.md").read_text(), re.DOTALL)
         assert alone(place, example) == "0 ['1', '2', '3']\n[b'3', b'1', b'2']\n"
         command = "from sparring.sandbox.verbs import main; sys.exit(main({!r}))"

@@ -58,16 +58,14 @@ def test_a_cancelled_snapshot_takes_no_file_from_the_next(bench: Any) -> None:
 
 @pytest.mark.parametrize("word", ["start", "shell", "terminal", "exec"])
 def test_a_cancelled_beginning_leaves_no_process(bench: Any, word: str) -> None:
-    async def work(boxes: BubblewrapBoxes) -> list[str]:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> list[str]:
         await box.exec(["true"])
         for turns in TURNS:
             await cancelled_after(turns, box.shell() if word == "shell" else getattr(box, word)(["sleep", "1000"]))
         kept = await box.snapshot()  # which is refused beside what lives on
-        await box.close()
         return list(kept.processes)
 
-    assert bench.run(work) == []
+    assert bench.box(work) == []
 
 
 def test_a_box_that_is_closed_while_it_starts_is_closed(bench: Any) -> None:
@@ -81,7 +79,7 @@ def test_a_box_that_is_closed_while_it_starts_is_closed(bench: Any) -> None:
                 await asyncio.sleep(0)
             await box.close()
             results += await asyncio.gather(running, return_exceptions=True)
-            left.add(box.group)
+            left.add(box.commands.group)
         return results, left
 
     results, left = bench.run(work)
@@ -125,8 +123,7 @@ def sleeps(pid: int) -> bool:
 def test_a_verifier_cancelled_twice_leaves_no_box(bench: Any) -> None:
     """Once while it begins, and again while it is closed for that."""
 
-    async def work(boxes: BubblewrapBoxes) -> tuple[int, int]:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> tuple[int, int]:
         await box.write("answer", bytes(1 << 20))
         await box.snapshot()
 
@@ -139,10 +136,9 @@ def test_a_verifier_cancelled_twice_leaves_no_box(bench: Any) -> None:
         for turns in TURNS:
             await cancelled_twice(turns, box.verifier(["answer"]))
         after = await open_files()
-        await box.close()
         return before, after
 
-    before, after = bench.run(work)
+    before, after = bench.box(work)
     assert after == before
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from image_files import open_folder
 from refusals import refused_at
 
 from sparring.errors import BadInput
@@ -20,10 +20,8 @@ from sparring.sandbox.config import SandboxConfig
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A folder that every user can enter, for bubblewrap does not run as root, outside the boxes' own /tmp."""
-    path = Path(tempfile.mkdtemp(dir="/var/tmp"))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path)
+    with open_folder() as path:
+        yield path
 
 
 def failing(folder: Path, message: str) -> SandboxConfig:

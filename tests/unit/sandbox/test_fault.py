@@ -49,11 +49,10 @@ def test_output_parked_in_sockets_does_not_block_a_box(bench: Any) -> None:
     """Sockets in flight in a ring keep the pipe open until the kernel looks for them. What was written before is not
     lost."""
 
-    async def work(boxes: BubblewrapBoxes) -> Any:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> Any:
         return await box.python(PARKED), await box.python("print(1)")
 
-    result, after = bench.run(work)
+    result, after = bench.box(work, SPEC)
     assert (result.exit_code, result.stdout, result.timed_out) == (3, "said " * 10, False)
     assert after.stdout == "1\n"
 
@@ -62,8 +61,7 @@ def test_output_parked_in_sockets_does_not_block_a_box(bench: Any) -> None:
 def test_a_spoilt_path_is_the_policys_failure(bench: Any, left: str) -> None:
     code, number = LEFT[left]
 
-    async def work(boxes: BubblewrapBoxes) -> None:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> None:
         await box.python(code)
         for attempt in (box.read("answer.txt"), box.write("answer.txt", b"tests")):
             with pytest.raises(SpoiltFile) as spoilt:
@@ -76,7 +74,7 @@ def test_a_spoilt_path_is_the_policys_failure(bench: Any, left: str) -> None:
             await env.score([Trajectory(id="r", task="t", role="policy", segments=(), outcome=outcome)])
         assert (await box.python("print('serves on')")).stdout == "serves on\n"
 
-    bench.run(work)
+    bench.box(work, SPEC)
 
 
 def test_a_closed_folder_and_a_full_disk_are_the_policys_failure(bench: Any) -> None:
@@ -102,8 +100,7 @@ def test_a_closed_folder_and_a_full_disk_are_the_policys_failure(bench: Any) -> 
 def test_what_the_policy_left_for_another_box_is_its_failure(bench: Any) -> None:
     """Two files that fit alone, what the world had as a folder, a tree with a pipe, a tree larger than a disk."""
 
-    async def work(boxes: BubblewrapBoxes) -> None:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> None:
         await box.upload({"folder/file": b"x", "file": b"y"})
         await box.snapshot()
         fresh = await box.fresh()  # taken before the policy's first command
@@ -125,12 +122,11 @@ def test_what_the_policy_left_for_another_box_is_its_failure(bench: Any) -> None
         with pytest.raises(SpoiltFile, match="cannot be carried: 'pipe'"):
             await fresh.upload(await box.download())
 
-    bench.run(work)
+    bench.box(work, SPEC)
 
 
 def test_a_link_on_the_way_of_an_upload_is_the_policys(bench: Any) -> None:
-    async def work(boxes: BubblewrapBoxes) -> None:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> None:
         await box.exec("ln -s /usr tests")
         for attempt in (
             box.write("tests/x.py", b""),
@@ -141,12 +137,11 @@ def test_a_link_on_the_way_of_an_upload_is_the_policys(bench: Any) -> None:
                 await attempt
             assert spoilt.value.errno == errno.ELOOP
 
-    bench.run(work)
+    bench.box(work, SPEC)
 
 
 def test_a_missing_file_is_the_policys_once_it_may_act(bench: Any) -> None:
-    async def work(boxes: BubblewrapBoxes) -> None:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> None:
         await GuardedEnv(Reads).open(Task(id="t", env="e", messages=(), box=SPEC), box)
         for attempt in (
             box.read("answer.txt"),
@@ -158,12 +153,11 @@ def test_a_missing_file_is_the_policys_once_it_may_act(bench: Any) -> None:
                 await attempt
             assert isinstance(missing.value, SpoiltFile)
 
-    bench.run(work)
+    bench.box(work, SPEC)
 
 
 def test_commands_go_on_in_a_folder_that_one_has_closed(bench: Any) -> None:
-    async def work(boxes: BubblewrapBoxes) -> Any:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> Any:
         await box.python("import os; os.chmod('/box', 0)")
         with pytest.raises(PermissionError) as closed:
             await box.exec("true", cwd="/box")
@@ -172,12 +166,11 @@ def test_commands_go_on_in_a_folder_that_one_has_closed(bench: Any) -> None:
         looked = await box.exec("cat file")
         return (await box.python("print('python')")).stdout, told.stdout, looked.exit_code, looked.stderr
 
-    assert bench.run(work) == ("python\n", "shell\n", 1, "cat: file: Permission denied\n")
+    assert bench.box(work, SPEC) == ("python\n", "shell\n", 1, "cat: file: Permission denied\n")
 
 
 def test_an_error_that_no_command_can_cause_is_the_callers(bench: Any) -> None:
-    async def work(boxes: BubblewrapBoxes) -> None:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> None:
         with pytest.raises(IsADirectoryError) as folder:
             await box.read("/box")
         with pytest.raises(FileNotFoundError) as missing:
@@ -187,4 +180,4 @@ def test_an_error_that_no_command_can_cause_is_the_callers(bench: Any) -> None:
             await box.write("/usr/new", b"x")
         assert not any(isinstance(error.value, PolicyFailure) for error in (folder, missing, closed))
 
-    bench.run(work)
+    bench.box(work, SPEC)

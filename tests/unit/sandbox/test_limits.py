@@ -34,11 +34,10 @@ HOGS = {
 
 
 def test_a_fork_bomb_ends_with_its_command(bench: Any) -> None:
-    async def work(boxes: BubblewrapBoxes) -> Any:
-        box = await boxes.take(BoxSpec(timeout_s=1.0))
+    async def work(box: Any) -> Any:
         return await box.python(FORK_BOMB), await box.python(AFTER, timeout_s=20.0)
 
-    bomb, after = bench.run(work)
+    bomb, after = bench.box(work, BoxSpec(timeout_s=1.0))
     assert bomb.timed_out
     assert after.stdout == "True\n"
 
@@ -63,26 +62,15 @@ SEEN = {"one list": True, "one string": False, "shared mapping": False, "deep st
 
 @pytest.mark.parametrize("hog", HOGS)
 def test_memory_is_bounded(bench: Any, hog: str) -> None:
-    async def work(boxes: BubblewrapBoxes) -> Any:
-        box = await boxes.take(BoxSpec(timeout_s=20.0, memory_bytes=64 * MB))
+    async def work(box: Any) -> Any:
         return await box.python(HOGS[hog]), await box.python(AFTER)
 
-    result, after = bench.run(work)
+    result, after = bench.box(work, BoxSpec(timeout_s=20.0, memory_bytes=64 * MB))
     assert result.exit_code != 0
     assert result.out_of_memory is SEEN[hog]
     assert result.out_of_memory or result.stderr.endswith(("MemoryError\n", "Cannot allocate memory\n"))
     assert not result.timed_out
     assert after.stdout == "True\n"
-
-
-def test_code_that_stays_below_its_memory_succeeds(bench: Any) -> None:
-    result = bench.python("x = bytearray(40 << 20)\nprint(len(x))", memory_bytes=64 * MB)
-    assert (result.stdout, result.out_of_memory) == (f"{40 * MB}\n", False)
-
-
-def test_a_handled_memory_error_raises_no_flag(bench: Any) -> None:
-    result = bench.python("try: 'a' * 10**10\nexcept MemoryError: print('handled')")
-    assert (result.stdout, result.exit_code, result.out_of_memory) == ("handled\n", 0, False)
 
 
 def test_processes_cannot_share_out_more_memory_than_the_box_has(bench: Any) -> None:
@@ -94,21 +82,30 @@ def test_processes_cannot_share_out_more_memory_than_the_box_has(bench: Any) -> 
     assert (result.out_of_memory, result.timed_out, result.exit_code) == (True, False, 137)
 
 
-def test_the_disk_is_bounded_over_all_folders_and_files(bench: Any) -> None:
-    code = (
+WITHIN = {
+    "less memory than it may": ("print(len(bytearray(40 << 20)))", {"memory_bytes": 64 * MB}, f"{40 * MB}\n"),
+    "a memory error that it handles": ("try: 'a' * 10**10\nexcept MemoryError: print('handled')", {}, "handled\n"),
+    "a disk over all folders and files": (
         "import os\ntotal = 0\ntry:\n    for n in range(100):\n        for folder in ('/box', '/tmp', '/dev/shm'):\n"
         "            total += open(f'{folder}/{n}', 'wb', buffering=0).write(bytes(1 << 18))\n"
-        "except OSError as error:\n    print(error.strerror)\nprint(total <= 4 << 20)\n"
-    )
-    result = bench.python(code, disk_bytes=4 * MB)
-    assert (result.stdout, result.exit_code) == ("No space left on device\nTrue\n", 0)
+        "except OSError as error:\n    print(error.strerror)\nprint(total <= 4 << 20)\n",
+        {"disk_bytes": 4 * MB},
+        "No space left on device\nTrue\n",
+    ),
+    "many empty files": (
+        "try:\n    for n in range(10**5): open(f'f{n}', 'w').close()\nexcept OSError as e: print(n < 2000, e.strerror)",
+        {"disk_bytes": 4 * MB},
+        "True No space left on device\n",
+    ),
+    "output that is read after its end": ("import os; os.write(1, b'x' * 60000)", {"output_bytes": 60000}, "x" * 60000),
+}
 
 
-def test_many_empty_files_are_bounded_too(bench: Any) -> None:
-    code = (
-        "try:\n    for n in range(10**5): open(f'f{n}', 'w').close()\nexcept OSError as e: print(n < 2000, e.strerror)"
-    )
-    assert bench.python(code, disk_bytes=4 * MB).stdout == "True No space left on device\n"
+@pytest.mark.parametrize("what", WITHIN)
+def test_a_command_within_its_limits_goes_on(bench: Any, what: str) -> None:
+    code, spec, said = WITHIN[what]
+    result = bench.python(code, **spec)
+    assert (result.stdout, result.exit_code, result.out_of_memory) == (said, 0, False)
 
 
 def test_one_file_is_bounded(bench: Any) -> None:
@@ -117,12 +114,11 @@ def test_one_file_is_bounded(bench: Any) -> None:
 
 
 def test_endless_output_is_bounded_and_ends(bench: Any) -> None:
-    async def work(boxes: BubblewrapBoxes) -> Any:
-        box = await boxes.take(BoxSpec(timeout_s=0.5, output_bytes=1000))
+    async def work(box: Any) -> Any:
         endless = await box.python("while True: print('x' * 1000)"), await box.exec(["yes"])
         return *endless, await box.python("print(1)", timeout_s=20.0)
 
-    code, program, after = bench.run(work)
+    code, program, after = bench.box(work, BoxSpec(timeout_s=0.5, output_bytes=1000))
     for result in (code, program):
         told = f"\n[{result.missing_bytes} bytes missing]\n"
         assert (result.truncated, result.timed_out, len(result.stdout)) == (True, True, 1000 + len(told))
@@ -143,11 +139,10 @@ def test_endless_output_is_bounded_and_ends(bench: Any) -> None:
     ids=["stops itself", "ignores all signals", "closes its output", "forks", "waits for a writer", "does not let go"],
 )
 def test_a_command_that_does_not_end_is_ended(bench: Any, code: str) -> None:
-    async def work(boxes: BubblewrapBoxes) -> Any:
-        box = await boxes.take(BoxSpec(timeout_s=0.3))
+    async def work(box: Any) -> Any:
         return await box.python(code), await box.python(AFTER, timeout_s=20.0)
 
-    stuck, after = bench.run(work)
+    stuck, after = bench.box(work, BoxSpec(timeout_s=0.3))
     assert (stuck.timed_out, stuck.exit_code) == (True, 137)
     assert after.stdout == "True\n"
 
@@ -160,10 +155,6 @@ def test_a_daemon_dies_with_the_command_that_left_it(bench: Any) -> None:
     )
     assert bench.python(daemon, daemon).stdout == "5\n"  # self, thread-self, 1, the command, the daemon
     assert bench.python(daemon, AFTER).stdout == "True\n"
-
-
-def test_output_is_complete_when_the_command_ends_before_it_is_read(bench: Any) -> None:
-    assert len(bench.python("import os; os.write(1, b'x' * 60000)", output_bytes=60000).stdout) == 60000
 
 
 def test_deep_recursion_hits_pythons_own_limit(bench: Any) -> None:

@@ -82,8 +82,7 @@ def test_everything_lives_on_in_every_root(image: str, make: Callable[[Any], Awa
 
 
 def test_a_snapshot_waits_for_a_command_that_runs(bench: Any) -> None:
-    async def work(boxes: BubblewrapBoxes) -> bytes:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> bytes:
         began, goes_on = asyncio.Event(), asyncio.Event()
 
         async def take(stream: str, piece: bytes) -> None:
@@ -103,13 +102,12 @@ def test_a_snapshot_waits_for_a_command_that_runs(bench: Any) -> None:
         assert (await box.read("file"), kept.processes) == (b"later\n", ())
         return bytes(await (await box.fork(kept)).read("file"))
 
-    assert bench.run(work) == b"done\n"
+    assert bench.box(work, SPEC) == b"done\n"
 
 
 @pytest.mark.parametrize("word", ["start", "shell", "terminal"])
 def test_a_snapshot_beside_what_lives_on_is_refused_by_name_or_ends_it(bench: Any, word: str) -> None:
-    async def work(boxes: BubblewrapBoxes) -> tuple[str, ...]:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> tuple[str, ...]:
         await box.write("file", b"one")
         if word == "shell":
             handle = await box.shell()
@@ -132,23 +130,21 @@ def test_a_snapshot_beside_what_lives_on_is_refused_by_name_or_ends_it(bench: An
         told = await box.exec("for file in /proc/[0-9]*/cmdline; do tr '\\0' ' ' < $file; echo; done 2>/dev/null")
         return str(told.stdout).splitlines()
 
-    assert "sleep 1000" in bench.run(work)
+    assert "sleep 1000" in bench.box(work, SPEC)
 
 
 def test_a_process_that_has_ended_is_in_no_snapshot_s_way(bench: Any) -> None:
-    async def work(boxes: BubblewrapBoxes) -> Any:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> Any:
         process = await box.start("echo said")
         await process.wait()
         kept = await box.snapshot()
         return (await process.output()).stdout, kept.processes
 
-    assert bench.run(work) == ("said\n", ())
+    assert bench.box(work, SPEC) == ("said\n", ())
 
 
 def test_a_fork_that_is_given_up_while_it_starts_leaves_its_layers(bench: Any) -> None:
-    async def work(boxes: BubblewrapBoxes) -> list[bytes]:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> list[bytes]:
         await box.write("file", b"one")
         kept = await box.snapshot()
         found = []
@@ -164,4 +160,4 @@ def test_a_fork_that_is_given_up_while_it_starts_leaves_its_layers(bench: Any) -
             found.append(await (await box.fork(kept)).read("file"))
         return found
 
-    assert bench.run(work) == [b"one"] * 12
+    assert bench.box(work, SPEC) == [b"one"] * 12

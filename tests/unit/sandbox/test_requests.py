@@ -42,8 +42,7 @@ SPECS = {
 
 
 def test_arguments_that_no_command_can_have_are_refused(bench: Any) -> None:
-    async def work(boxes: BubblewrapBoxes) -> None:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> None:
         for where, arguments in COMMANDS.values():
             with refused_at(where, "got "):
                 await box.exec(**{"argv": ["true"]} | arguments)
@@ -72,12 +71,11 @@ def test_arguments_that_no_command_can_have_are_refused(bench: Any) -> None:
         assert (await shell.run("echo on")).stdout == "on\n"
         assert (await box.exec(["echo", "on"])).stdout == "on\n"
 
-    bench.run(work)
+    bench.box(work)
 
 
 def test_a_folder_that_no_name_can_be_is_not_there(bench: Any) -> None:
-    async def work(boxes: BubblewrapBoxes) -> str:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> str:
         for cwd in ("\0", "\ud800"):
             with pytest.raises(FileNotFoundError):
                 await box.exec("pwd", cwd=cwd)
@@ -85,7 +83,7 @@ def test_a_folder_that_no_name_can_be_is_not_there(bench: Any) -> None:
             await box.exec("pwd", cwd="x" * 5000)
         return (await box.exec("pwd")).stdout
 
-    assert bench.run(work) == "/box\n"
+    assert bench.box(work) == "/box\n"
 
 
 @pytest.mark.parametrize("limit", SPECS)

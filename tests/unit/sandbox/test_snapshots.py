@@ -43,20 +43,17 @@ def test_every_path_of_a_tree_of_forks_has_its_own_files(bench: Any, image: str,
             await fork.close()
         return leaves
 
-    async def work(boxes: BubblewrapBoxes) -> int:
-        box = await boxes.take(replace(SPEC, image=image))
+    async def work(box: Any) -> int:
         await box.write("gonea", b"kept")
         await box.write("goneb", b"kept")
         leaves = await grow(box, "", depth)
-        await box.close()
         return leaves
 
-    assert bench.run(work) == 2**depth
+    assert bench.box(work, replace(SPEC, image=image)) == 2**depth
 
 
 def test_a_box_goes_on_after_its_snapshot_and_neither_sees_the_other(bench: Any) -> None:
-    async def work(boxes: BubblewrapBoxes) -> list[str]:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> list[str]:
         await box.exec(
             [
                 "sh",
@@ -70,10 +67,9 @@ def test_a_box_goes_on_after_its_snapshot_and_neither_sees_the_other(bench: Any)
         await fork.exec(["sh", "-c", "echo more >> folder/file"])
         show = ["sh", "-c", "cd folder; for name in *; do echo $name; cat $name; done; cat /tmp/t /dev/shm/s"]
         texts = [(await one.exec(show)).stdout for one in (box, fork, await box.fork(kept))]
-        await box.close()
         return texts
 
-    assert bench.run(work) == [
+    assert bench.box(work, SPEC) == [
         "new\ntwo\nt\ns\n",
         "file\none\nmore\nlink\none\nmore\nt\ns\n",
         "file\none\nlink\none\nt\ns\n",
@@ -81,8 +77,7 @@ def test_a_box_goes_on_after_its_snapshot_and_neither_sees_the_other(bench: Any)
 
 
 def test_a_retry_starts_from_the_last_snapshot_of_a_box_that_is_gone(bench: Any) -> None:
-    async def work(boxes: BubblewrapBoxes) -> list[bytes]:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> list[bytes]:
         await box.write("turn", b"1")
         await box.snapshot()
         await box.write("turn", b"2")
@@ -93,12 +88,11 @@ def test_a_retry_starts_from_the_last_snapshot_of_a_box_that_is_gone(bench: Any)
         retries = [await box.fork(last) for _ in range(3)]
         return list(await asyncio.gather(*(retry.read("turn") for retry in retries)))
 
-    assert bench.run(work) == [b"2"] * 3
+    assert bench.box(work, SPEC) == [b"2"] * 3
 
 
 def test_many_forks_of_one_snapshot_start_at_once(bench: Any) -> None:
-    async def work(boxes: BubblewrapBoxes) -> set[str]:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> set[str]:
         await box.write("file", b"same")
         kept = await box.snapshot()
         forks = [await box.fork(kept) for _ in range(24)]
@@ -106,12 +100,11 @@ def test_many_forks_of_one_snapshot_start_at_once(bench: Any) -> None:
         await asyncio.gather(*(fork.close() for fork in forks))
         return {result.stdout for result in results}
 
-    assert bench.run(work) == {"same"}
+    assert bench.box(work, SPEC) == {"same"}
 
 
 def test_working_folder_and_environment_are_kept(bench: Any) -> None:
-    async def work(boxes: BubblewrapBoxes) -> list[str]:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> list[str]:
         await box.exec(["mkdir", "-p", "work/deep"])
         kept = replace(await box.snapshot(), folder="/box/work/deep", environment={"PATH": "/bin", "NAME": "value"})
         fork = await box.fork(kept)
@@ -120,7 +113,7 @@ def test_working_folder_and_environment_are_kept(bench: Any) -> None:
         await gone.exec(["rm", "-r", "/box/work"])
         return [(await one.exec(["sh", "-c", "pwd; echo $NAME"])).stdout for one in (box, fork, again, gone)]
 
-    assert bench.run(work) == ["/box\n\n", *["/box/work/deep\nvalue\n"] * 2, "/box\nvalue\n"]
+    assert bench.box(work, SPEC) == ["/box\n\n", *["/box/work/deep\nvalue\n"] * 2, "/box\nvalue\n"]
 
 
 def test_snapshots_leave_no_descriptor_behind(bench: Any) -> None:
@@ -142,44 +135,27 @@ def test_snapshots_leave_no_descriptor_behind(bench: Any) -> None:
 
 
 def test_snapshots_that_cannot_be_are_refused_by_name(bench: Any) -> None:
-    async def work(boxes: BubblewrapBoxes) -> None:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> None:
         with pytest.raises(BadInput, match="expected a snapshot of a box of this pool, got a str"):
             await box.fork("yesterday")
         kept = await box.snapshot()
         box.commands.line.layers = kept.layers * MOST_LAYERS
         with pytest.raises(BadInput, match="at most 200 snapshots on top of each other"):
             await box.snapshot()
-        await box.close()
 
-    bench.run(work)
-
-
-@pytest.mark.parametrize("image", ("python", "host"))
-def test_a_box_in_which_no_file_more_can_be_made_has_snapshots(bench: Any, image: str) -> None:
-    async def work(boxes: BubblewrapBoxes) -> list[bytes]:
-        box = await boxes.take(replace(SPEC, image=image, disk_bytes=1 << 20))
-        await box.write("prepared", b"1")
-        await box.snapshot()
-        filled = await box.exec("mkdir d; cd d; seq 400 | xargs touch; head -c 2M /dev/zero > /tmp/f")
-        assert "No space left" in filled.stderr
-        kept = [await box.snapshot(), await box.snapshot()]
-        return [await (await box.fork(snapshot)).read("prepared") for snapshot in kept]
-
-    assert bench.run(work) == [b"1", b"1"]
+    bench.box(work, SPEC)
 
 
 @pytest.mark.full
 def test_two_hundred_snapshots_lie_on_top_of_each_other(bench: Any) -> None:
-    async def work(boxes: BubblewrapBoxes) -> bytes:
-        box = await boxes.take(replace(SPEC, image="host"))
+    async def work(box: Any) -> bytes:
         for number in range(MOST_LAYERS):
             await box.write(f"file{number}", b"%d" % number)
             kept = await box.snapshot()
         fork = await box.fork(kept)
         return b" ".join([await fork.read(f"file{number}") for number in (0, 99, MOST_LAYERS - 1)])
 
-    assert bench.run(work) == b"0 99 199"
+    assert bench.box(work, replace(SPEC, image="host")) == b"0 99 199"
 
 
 FORBIDDEN = {
@@ -201,30 +177,26 @@ FORBIDDEN = {
 def test_nothing_but_plain_files_reaches_a_verifier(bench: Any, what: str) -> None:
     command, path = FORBIDDEN[what]
 
-    async def work(boxes: BubblewrapBoxes) -> None:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> None:
         await box.snapshot()
         assert (await box.exec(["sh", "-c", command])).exit_code == 0
         with pytest.raises(SpoiltFile):
             await box.verifier([path])
-        await box.close()
 
-    bench.run(work)
+    bench.box(work, SPEC)
 
 
 @pytest.mark.parametrize("paths", ("answer.txt", [""], ["a/"], ["../x"], ["/box/./x"], ["a\0b"], [7]))
 def test_a_path_that_names_no_file_is_refused(bench: Any, paths: Any) -> None:
-    async def work(boxes: BubblewrapBoxes) -> None:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> None:
         with pytest.raises(BadInput, match="verifier"):
             await box.verifier(paths)
 
-    bench.run(work)
+    bench.box(work, SPEC)
 
 
 def test_a_verifier_has_what_was_prepared_and_the_named_files(bench: Any) -> None:
-    async def work(boxes: BubblewrapBoxes) -> list[Any]:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> list[Any]:
         await box.write("prepared.txt", b"prepared")
         await box.write("removed.txt", b"prepared")
         await box.snapshot()
@@ -235,23 +207,23 @@ def test_a_verifier_has_what_was_prepared_and_the_named_files(bench: Any) -> Non
                 "echo forged > prepared.txt; echo mine > answer.txt; rm removed.txt; echo x > other; touch /tmp/x",
             ]
         )
-        verifier = await box.verifier(["answer.txt", "missing.txt", "removed.txt"], most_bytes=100)
+        names = (f"{name}.txt" for name in ("answer", "missing", "removed"))  # one by one
+        verifier = await box.verifier(names, most_bytes=100)
         found = [dict(await verifier.entries()), await verifier.read("prepared.txt"), await verifier.read("answer.txt")]
         return [*found, dict(await verifier.entries("/tmp"))]
 
-    found = bench.run(work)
+    found = bench.box(work, SPEC)
     assert found == [{"answer.txt": "file", "prepared.txt": "file"}, b"prepared", b"mine\n", {}]
 
 
 def test_a_fork_keeps_the_prepared_state_of_its_line(bench: Any) -> None:
-    async def work(boxes: BubblewrapBoxes) -> Any:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> Any:
         await box.snapshot()
         await box.exec(["touch", "usercustomize.py", "answer.txt"])
         retry = await box.fork(await box.snapshot())
         return dict(await (await retry.verifier(["answer.txt"])).entries())
 
-    assert bench.run(work) == {"answer.txt": "file"}
+    assert bench.box(work, SPEC) == {"answer.txt": "file"}
 
 
 def test_a_verifier_without_a_prepared_state_is_refused_once_commands_have_run(bench: Any) -> None:
@@ -272,8 +244,7 @@ def test_a_judge_runs_without_the_files_that_it_asks_about(bench: Any) -> None:
     asks = "import os\nos.write(201, b'?')\nprint(os.read(200, 100).decode(), sorted(os.listdir()))"
     answers = "import os\nfrom answer import word\nos.read(200, 1)\nos.write(201, word.encode())"
 
-    async def work(boxes: BubblewrapBoxes) -> list[str]:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> list[str]:
         await box.write("tests.py", b"prepared")
         await box.snapshot()
         await box.exec(["sh", "-c", "echo 'word = \"sesame\"' > answer.py; echo 'raise OSError' > random.py"])
@@ -282,20 +253,19 @@ def test_a_judge_runs_without_the_files_that_it_asks_about(bench: Any) -> None:
         await verifier.write("answer.py", b"word = 'other'")
         return [*said, (await verifier.converse(asks, answers)).stdout]
 
-    assert bench.run(work) == ["sesame ['tests.py']\n"] * 2 + ["other ['tests.py']\n"]
+    assert bench.box(work, SPEC) == ["sesame ['tests.py']\n"] * 2 + ["other ['tests.py']\n"]
 
 
 @pytest.mark.full
 def test_a_verifier_judges_as_often_as_it_is_asked(bench: Any) -> None:
     """What has not changed needs no further layer, of which a box has at most 200."""
 
-    async def work(boxes: BubblewrapBoxes) -> set[str]:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> set[str]:
         await box.snapshot()
         verifier = await box.verifier([])
         return {(await verifier.converse("print(1)", "")).stdout for _ in range(210)}
 
-    assert bench.run(work) == {"1\n"}
+    assert bench.box(work, SPEC) == {"1\n"}
 
 
 @pytest.mark.parametrize("image", ["python", pytest.param("host", marks=pytest.mark.full)])
@@ -325,43 +295,34 @@ def test_a_full_disk_stops_no_snapshot(bench: Any, image: str) -> None:
     """Commands that used up every file, or every byte, spoil their own work alone."""
     fill = "import os\ntry:\n    for number in range(9999): os.mkdir(str(number))\nexcept OSError: print('full')"
 
-    async def work(boxes: BubblewrapBoxes) -> list[str]:
-        box = await boxes.take(replace(SPEC, image=image, disk_bytes=1 << 20))
+    async def work(box: Any) -> list[str]:
+        await box.write("prepared", b"1")
+        await box.snapshot()
         said = []
         for _ in range(3):
             said.append((await box.python(fill)).stdout)
             fork = await box.fork(await box.snapshot())
             said.append((await fork.exec(["sh", "-c", "rmdir 0 && echo forked"])).stdout)
             await fork.close()
-        await box.exec("cat /dev/zero > large")
-        await box.snapshot()
+        assert "No space left" in (await box.exec("cat /dev/zero > large; head -c 2M /dev/zero > /tmp/f")).stderr
+        kept = [await box.snapshot(), await box.snapshot()]
+        assert [await (await box.fork(snapshot)).read("prepared") for snapshot in kept] == [b"1", b"1"]
         return said
 
-    assert bench.run(work) == ["full\n", "forked\n"] * 3
-
-
-def test_paths_of_a_verifier_may_be_passed_one_by_one(bench: Any) -> None:
-    async def work(boxes: BubblewrapBoxes) -> bytes:
-        box = await boxes.take(SPEC)
-        await box.snapshot()
-        await box.write("answer.txt", b"42")
-        return await (await box.verifier(name for name in ("answer.txt",))).read("answer.txt")
-
-    assert bench.run(work) == b"42"
+    assert bench.box(work, replace(SPEC, image=image, disk_bytes=1 << 20)) == ["full\n", "forked\n"] * 3
 
 
 def test_what_a_verifier_cannot_remove_is_no_silence(bench: Any) -> None:
     """The policy removed a folder that was prepared; a file's name cannot stand for it."""
 
-    async def work(boxes: BubblewrapBoxes) -> None:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> None:
         await box.write("out/answer", b"prepared")
         await box.snapshot()
         await box.exec(["rm", "-r", "out"])
         with pytest.raises(OSError, match="Is a directory"):
             await box.verifier(["out"])
 
-    bench.run(work)
+    bench.box(work, SPEC)
 
 
 def test_a_tree_that_changes_while_it_is_read(bench: Any) -> None:
@@ -377,8 +338,7 @@ while True:
     os.rename("aside", "tree/a")
 """
 
-    async def work(boxes: BubblewrapBoxes) -> set[str]:
-        box = await boxes.take(SPEC)
+    async def work(box: Any) -> set[str]:
         await box.upload({f"tree/a/{number}": b"x" for number in range(5)} | {"tree/b": b"y"})
         process = await box.start(["python3", "-c", swap])
         while not (await process.output()).stdout:
@@ -389,7 +349,7 @@ while True:
             found |= set(await box.entries("tree"))
         return found
 
-    assert bench.run(work) <= {"a", "b", *(f"a/{number}" for number in range(5))}
+    assert bench.box(work, SPEC) <= {"a", "b", *(f"a/{number}" for number in range(5))}
 
 
 def test_a_tree_of_too_many_folders_is_the_policys_failure(bench: Any) -> None:

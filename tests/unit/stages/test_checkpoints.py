@@ -6,8 +6,8 @@ import asyncio
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -32,33 +32,57 @@ REWARDS = (0.1, 0.9, 0.3, 0.2, 0.4, 0.5)
 """By step, from 1: the second is the best."""
 
 
+@asynccontextmanager
+async def opened(
+    run: Path,
+    keeping: Keeping,
+    trainer: Callable[[str], Trainer],
+    *names: str,
+    counted: Callable[[SqliteStore], Any] = lambda store: store,
+    say: Callable[[str], None] = print,
+) -> AsyncIterator[tuple[SqliteStore, Checkpoints, list[Trainer]]]:
+    """One life of a stage with a policy and trainers of other names; it ends without saying goodbye."""
+    with closing(SqliteStore(run / "store.sqlite")) as store:
+        trainers = {name: trainer(name) for name in ("policy", *names)}
+        checkpoints = Checkpoints(
+            trainer=trainers["policy"],
+            store=counted(store),
+            stage="rl",
+            folder=run / "rl",
+            keeping=keeping,
+            beside={name: trainers[name] for name in names},
+            say=say,
+        )
+        try:
+            yield store, checkpoints, [*trainers.values()]
+        finally:
+            for each in trainers.values():
+                await each.close()
+
+
+def local(model: Path, keeping: Keeping) -> Callable[[str], Trainer]:
+    """A trainer of a name in this process."""
+    return lambda name: LocalTrainer(load(model), keeping.train, [], name=name, total_steps=keeping.last_step)
+
+
 async def train(model: Path, folder: Path, until: int, highest: bool) -> int:
-    """One life of a stage, up to step `until`: resumes, saves every step and ends without saying goodbye."""
+    """Resume, and save every step up to step `until`."""
     config = TrainConfig(save_every=1, keep_last=2, best_metric="reward", best_is_highest=highest)
-    store = SqliteStore(folder / "store.sqlite")
-    trainer = LocalTrainer(load(model), config, [], name="policy", total_steps=len(REWARDS))
-    checkpoints = Checkpoints(
-        trainer=trainer,
-        store=store,
-        stage="rl",
-        folder=folder / "rl",
-        keeping=Keeping(train=config, last_step=len(REWARDS)),
-    )
-    done, state = await checkpoints.resume()
-    store.truncate("rl", done)
-    assert state == ({"step": done} if done else {})
-    for reward in REWARDS[done:until]:
-        step = await trainer.step()
-        await checkpoints.after(step, {"reward": reward}, {"step": step.version})
-    await trainer.close()
-    store.close()
+    keeping = Keeping(train=config, last_step=len(REWARDS))
+    async with opened(folder, keeping, local(model, keeping)) as (store, checkpoints, [trainer]):
+        done, state = await checkpoints.resume()
+        store.truncate("rl", done)
+        assert state == ({"step": done} if done else {})
+        for reward in REWARDS[done:until]:
+            step = await trainer.step()
+            await checkpoints.after(step, {"reward": reward}, {"step": step.version})
     return done
 
 
 def kept(model: Path, folder: Path, lives: Sequence[int], highest: bool = True) -> list[str]:
     found = [asyncio.run(train(model, folder, until, highest)) for until in lives]
     assert found == [0, *lives[:-1]]
-    return sorted(path.name for path in (folder / "rl/checkpoints").iterdir())
+    return folders(folder)
 
 
 def test_a_resume_keeps_the_best_checkpoint_and_as_many_of_the_last(tmp_path: Path) -> None:
@@ -77,34 +101,21 @@ def test_another_trainer_comes_and_goes_with_the_first(tmp_path: Path) -> None:
     """A critic's state lies inside the policy's checkpoint: both are restored from one step, and both are dropped
     together."""
     model = tiny_model("qwen3", tmp_path / "model")
+    keeping = Keeping(train=TrainConfig(save_every=1, keep_last=2), last_step=4)
 
     async def lives() -> None:
         for until in (2, 4):
-            store = SqliteStore(tmp_path / "store.sqlite")
-            policy, critic = (
-                LocalTrainer(load(model), TrainConfig(), [], name=name, total_steps=4) for name in ("policy", "critic")
-            )
-            checkpoints = Checkpoints(
-                trainer=policy,
-                store=store,
-                stage="rl",
-                folder=tmp_path / "rl",
-                keeping=Keeping(train=TrainConfig(save_every=1, keep_last=2), last_step=4),
-                beside={"critic": critic},
-            )
-            done, _ = await checkpoints.resume()
-            assert (policy.version, critic.version) == (done, 0)
-            for _ in range(done, until):
-                await critic.step(ends_update=False)
-                await checkpoints.after(await policy.step(), {}, {})
-            for trainer in (policy, critic):
-                await trainer.close()
-            store.close()
+            async with opened(tmp_path, keeping, local(model, keeping), "critic") as (_, checkpoints, trainers):
+                policy, critic = trainers
+                done, _ = await checkpoints.resume()
+                assert (policy.version, critic.version) == (done, 0)
+                for _ in range(done, until):
+                    await critic.step(ends_update=False)
+                    await checkpoints.after(await policy.step(), {}, {})
 
     asyncio.run(lives())
-    folders = sorted(path.name for path in (tmp_path / "rl/checkpoints").iterdir())
-    assert folders == ["step-000003", "step-000004"]
-    for folder in folders:
+    assert folders(tmp_path) == ["step-000003", "step-000004"]
+    for folder in folders(tmp_path):
         found = json.loads((tmp_path / "rl/checkpoints" / folder / "critic/trainer.json").read_text())
         assert (found["model"], found["optimiser_steps"]) == ("critic", int(folder[-1]))
 
@@ -126,21 +137,20 @@ class CountingStore:
 
 def test_a_save_does_not_look_at_every_checkpoint_there_ever_was(tmp_path: Path) -> None:
     model = tiny_model("qwen3", tmp_path / "model")
-    config = TrainConfig(save_every=1, keep_last=2, best_metric="reward")
+    keeping = Keeping(train=TrainConfig(save_every=1, keep_last=2, best_metric="reward"), last_step=8)
 
     async def life(until: int) -> None:
-        with closing(SqliteStore(tmp_path / "store.sqlite")) as store:
-            counted: Any = CountingStore(store)
-            trainer = LocalTrainer(load(model), config, [], name="policy", total_steps=8)
-            folder = tmp_path / "rl"
-            checkpoints = Checkpoints(
-                trainer=trainer, store=counted, stage="rl", folder=folder, keeping=Keeping(train=config, last_step=8)
-            )
+        stores: list[CountingStore] = []
+
+        def counted(store: SqliteStore) -> CountingStore:
+            stores.append(CountingStore(store))
+            return stores[0]
+
+        async with opened(tmp_path, keeping, local(model, keeping), counted=counted) as (store, checkpoints, [trainer]):
             done, _ = await checkpoints.resume()
             for number in range(done, until):
                 await checkpoints.after(await trainer.step(), {"reward": -float(number == 0)}, {"state": "x" * 1000})
-            await trainer.close()
-            assert counted.asked == 1
+            assert stores[0].asked == 1
             kept = [2, until - 1, until]  # the first of the best, and the last two
             assert [ref.step for ref in store.checkpoints("rl")] == kept
         rows = sql(tmp_path, "SELECT step, length(state) > 1000 FROM checkpoints WHERE superseded = 0 ORDER BY step")
@@ -162,11 +172,8 @@ def test_the_best_by_held_out_tasks_is_kept_until_its_evaluation_has_spoken(tmp_
     said: list[str] = []
 
     async def life() -> dict[str, Any]:
-        with closing(SqliteStore(tmp_path / "store.sqlite")) as store:
-            trainer = LocalTrainer(load(model), train, [], name="policy", total_steps=10)
-            checkpoints = Checkpoints(
-                trainer=trainer, store=store, stage="rl", folder=tmp_path / "rl", keeping=keeping, say=said.append
-            )
+        parts = opened(tmp_path, keeping, local(model, keeping), say=said.append)
+        async with parts as (store, checkpoints, [trainer]):
             for number in range(1, 11):
                 await checkpoints.after(await trainer.step(), {"rollout/reward": float(number)}, {})
                 if number == 5:
@@ -178,9 +185,7 @@ def test_the_best_by_held_out_tasks_is_kept_until_its_evaluation_has_spoken(tmp_
             assert folders(tmp_path) == ["step-000002", "step-000008", "step-000010"]
             store.metric("rl/eval", 8, {"success": 0.75})
             store.metric("rl/eval", 10, {"success": 0.75})
-            result = checkpoints.finish()
-            await trainer.close()
-            return result
+            return checkpoints.finish()
 
     best = {"step": 8, "metric": "rl/eval/success", "value": 0.75}
     assert asyncio.run(life()) == {"best": best}
@@ -199,27 +204,13 @@ def test_a_damaged_checkpoint_is_passed_over_where_that_is_asked_for(tmp_path: P
     train = TrainConfig(save_every=1, keep_last=3)
 
     async def life(passes_over: bool, until: int) -> tuple[int, int]:
-        with closing(SqliteStore(tmp_path / "store.sqlite")) as store:
-            policy, critic = (
-                LocalTrainer(load(model), train, [], name=name, total_steps=3) for name in ("policy", "critic")
-            )
-            try:
-                checkpoints = Checkpoints(
-                    trainer=policy,
-                    store=store,
-                    stage="rl",
-                    folder=tmp_path / "rl",
-                    keeping=Keeping(train=train, last_step=3, passes_over=passes_over),
-                    beside={"critic": critic},
-                )
-                done, state = await checkpoints.resume()
-                assert state == ({"step": done} if done else {}) and policy.version == done
-                for step in range(done + 1, until + 1):
-                    await checkpoints.after(await policy.step(), {}, {"step": step})
-                return done, policy.version
-            finally:
-                for trainer in (policy, critic):
-                    await trainer.close()
+        keeping = Keeping(train=train, last_step=3, passes_over=passes_over)
+        async with opened(tmp_path, keeping, local(model, keeping), "critic") as (_, checkpoints, [policy, _]):
+            done, state = await checkpoints.resume()
+            assert state == ({"step": done} if done else {}) and policy.version == done
+            for step in range(done + 1, until + 1):
+                await checkpoints.after(await policy.step(), {}, {"step": step})
+            return done, policy.version
 
     assert asyncio.run(life(False, 3)) == (0, 3)
     for step in damaged:
@@ -264,24 +255,11 @@ class Life:
         return asyncio.run(self._life(steps))
 
     async def _life(self, steps: int) -> int:
-        policy, critic = self._trainer("policy"), self._trainer("critic")
-        with closing(SqliteStore(self._folder / "store.sqlite")) as store:
-            keeping = Keeping(train=TrainConfig(save_every=1, keep_last=3), last_step=3, passes_over=True)
-            checkpoints = Checkpoints(
-                trainer=policy,
-                store=store,
-                stage="rl",
-                folder=self._folder / "rl",
-                keeping=keeping,
-                beside={"critic": critic},
-            )
-            try:
-                done, _ = await checkpoints.resume()
-                for _ in range(done, steps):
-                    await checkpoints.after(await policy.step(), {}, {})
-            finally:
-                await policy.close()
-                await critic.close()
+        keeping = Keeping(train=TrainConfig(save_every=1, keep_last=3), last_step=3, passes_over=True)
+        async with opened(self._folder, keeping, self._trainer, "critic") as (_, checkpoints, [policy, _]):
+            done, _ = await checkpoints.resume()
+            for _ in range(done, steps):
+                await checkpoints.after(await policy.step(), {}, {})
         return done
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from common.tiny_adapters import tiny_adapter
 from suite import short_of
 from tables import with_settings
 
@@ -20,8 +21,7 @@ from sparring.model.load import load
 from sparring.model.outline import Outline, outline
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.models.context_length import max_context, outline_of
-from sparring.stages.preflight.memory import EARLIER, MemoryEstimate, shapes_of
-from sparring.testing.tiny_adapters import tiny_adapter
+from sparring.stages.preflight.memory import EARLIER, MemoryEstimate, RunMemory, checkpoint_bytes, shapes_of
 from sparring.testing.tiny_models import FEATURES, tiny_model
 
 INIT = {
@@ -62,17 +62,32 @@ def held_config(
         "env": {"data": "rows.jsonl", "rubric": rubric} if rubric else {"name": "reverse"},
         "rl": rl or {},
         **sections,
-        "train": {"token_budget": 64},
+        "train": {"token_budget": 16},  # so few that an update needs more than a micro-batch, on every path
     }
     config = msgspec.convert(document, RunConfig)
     return msgspec.structs.replace(config, engine=with_settings(EngineConfig(), **{"kv_tokens": 256, **(engine or {})}))
 
 
-def held(*stages: str, others: tuple[str, ...] = (), policy: dict | None = None, **settings: dict) -> MemoryEstimate:
+def planned(
+    *stages: str, others: tuple[str, ...] = (), policy: dict | None = None, **settings: dict
+) -> tuple[RunConfig, dict[str, Outline]]:
     config = held_config(stages or ("rl",), policy=policy, **settings)
     spec = config.models["policy"]
     shapes = {"policy": sized(LAYERS["policy"], dtype=spec.dtype, lora=spec.lora)}
-    return MemoryEstimate.of(config, {**shapes, **{name: sized(LAYERS[name]) for name in others}})
+    return config, {**shapes, **{name: sized(LAYERS[name]) for name in others}}
+
+
+def whole(config: RunConfig, shapes: dict[str, Outline]) -> MemoryEstimate:
+    """Return the memory of the run's process in its largest stage."""
+    return RunMemory.of(config, shapes).largest[0].each
+
+
+def held(*stages: str, **settings: Any) -> MemoryEstimate:
+    return whole(*planned(*stages, **settings))
+
+
+def saved(*stages: str, **settings: Any) -> int:
+    return checkpoint_bytes(*planned(*stages, **settings))
 
 
 def both(model: Outline) -> int:
@@ -118,18 +133,18 @@ def test_the_stage_that_holds_most_counts() -> None:
     assert several._replace(earlier=0) == alone and alone.stage == "rl"
     assert several.earlier == int(EARLIER * (before.total - before.process))
     assert held("eval", "sft", "rl").earlier == several.earlier, "the most of those before"
-    assert weights(held("init")) == POLICY.weights + POLICY.tables
+    assert held("init").total == POLICY.weights + POLICY.tables
 
 
 def test_gradients_are_there_once_added_up_beside_what_lanes_need() -> None:
     """Each is added when it is found; with one thread the lanes follow each other."""
-    config, one = held_config(("sft",)), POLICY.micro_batch(64)
-    assert held("sft").step == POLICY.weights + one, "64 tokens are not cut"
+    config, one = held_config(("sft",)), POLICY.micro_batch(16)
+    assert held("sft").step == POLICY.weights + one, "16 tokens are not cut"
     wide = msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, token_budget=512))
     lane = POLICY.micro_batch(256)
-    assert MemoryEstimate.of(wide, {"policy": POLICY}).step == POLICY.weights + 2 * lane
+    assert whole(wide, {"policy": POLICY}).step == POLICY.weights + 2 * lane
     alone = msgspec.structs.replace(wide, run=msgspec.structs.replace(wide.run, threads=1))
-    assert MemoryEstimate.of(alone, {"policy": POLICY}).step == POLICY.weights + lane
+    assert whole(alone, {"policy": POLICY}).step == POLICY.weights + lane
 
 
 def test_a_stage_may_have_a_budget_of_its_own() -> None:
@@ -186,27 +201,28 @@ def test_who_is_collected_from_is_served_alone() -> None:
 def test_a_moving_average_is_a_reference_of_its_own_numbers() -> None:
     """Of a float32 model they are the weights of the reference; of another, what is trained once more."""
 
-    def of(stage: str = "rl", **settings: object) -> MemoryEstimate:
+    def of(measure: Any = held, **settings: Any) -> Any:
         kl = {"coefficient": 0.1, **{key: settings.pop(key) for key in ("reference", "estimator") if key in settings}}
-        return held(stage, algo={"kl": kl}, policy=settings)
+        return measure(algo={"kl": kl}, policy=settings)
 
-    start, average, count = of(), of(reference="average"), POLICY.parameters
+    start, average, last, count = of(), of(reference="average"), of(reference="last"), POLICY.parameters
     assert weights(start) - weights(held()) == both(POLICY)
-    assert average.total == start.total and weights(of(reference="last")) == weights(held())
-    assert (average.averaged, of(reference="last").averaged, start.averaged) == (count, 0, 0)
+    assert average.total == start.total and weights(last) == weights(held())
+    assert of(saved) == of(saved, reference="last") == of(saved, reference="average") - 4 * count == 12 * count
     assert of(reference="last", estimator="full") == average
     narrow = of(reference="average", dtype="bfloat16")
     assert narrow.optimiser - of(dtype="bfloat16").optimiser == 4 * count
-    assert 0 < of(reference="average", lora={"rank": 4}).averaged == of(lora={"rank": 4}).trained < count
+    factors = of(saved, lora={"rank": 4})
+    assert 0 < 3 * of(saved, reference="average", lora={"rank": 4}) == 4 * factors < 12 * count
 
 
 @pytest.mark.parametrize("section", ["critic", "implicit"])
 @pytest.mark.parametrize("model", ["policy", "large"])
 def test_what_learns_beside_the_policy_has_a_trainer_too(section: str, model: str) -> None:
     """It publishes nothing and nobody serves it."""
-    beside, alone = held(rl={section: {"model": model}}, others=OTHERS), held()
-    its = sized(LAYERS[model])
-    assert beside.learner == its.parameters and alone.learner == 0
+    asked, its = {"rl": {section: {"model": model}}, "others": OTHERS}, sized(LAYERS[model])
+    beside, alone = held(**asked), held()
+    assert saved(**asked) - saved() == 12 * its.parameters
     assert weights(beside) - weights(alone) == both(its)
     assert beside.optimiser - alone.optimiser == 8 * its.parameters
     assert beside.cache == alone.cache and beside.step + beside.update > alone.step + alone.update
@@ -229,7 +245,7 @@ def test_a_tied_weight_counts_once(tied: bool) -> None:
 def test_of_a_model_below_adapters_only_these_are_trained() -> None:
     found, plain = held(policy={"lora": {"rank": 4}}), held()
     adapted = sized(3, lora=LoraConfig(rank=4))
-    assert 0 < found.trained < POLICY.parameters / 4 and found.optimiser == 8 * found.trained
+    assert 0 < adapted.num_trained < POLICY.parameters / 4 and found.optimiser == 8 * adapted.num_trained
     assert weights(found) == 2 * both(adapted) > weights(plain)
     assert found.update < plain.update / 2 and found.step + found.update < plain.step + plain.update
 
@@ -288,7 +304,7 @@ def test_packed_factors_are_counted_as_large_as_they_are(path_name: str, family:
     lora = LoraConfig(rank=3, target_parameters=stacks)
     real = Outline(load(tiny_adapter(base, tmp_path / "adapter", rank=3, target_parameters=stacks)))
     said = outline(base, lora=lora)
-    assert (said.staged(), said.packed, said.weights) == (real.staged(), real.packed, real.weights)
+    assert (said.staged, said.packed, said.weights) == (real.staged, real.packed, real.weights)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

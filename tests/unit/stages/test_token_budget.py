@@ -7,7 +7,7 @@ from sparring.model.config import InitConfig
 from sparring.model.outline import outline
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.models.policy import train_of
-from sparring.stages.preflight.memory import MemoryEstimate
+from sparring.stages.preflight.memory import RunMemory
 from sparring.stages.preflight.token_budget import LEAST_TOKENS, chosen, sized
 from sparring.train.config import MOST_TOKENS
 
@@ -37,7 +37,7 @@ def recipe(**run: str) -> RunConfig:
 def total(tokens: int) -> int:
     config = recipe()
     train = msgspec.structs.replace(config.train, token_budget=tokens)
-    return MemoryEstimate.of(msgspec.structs.replace(config, train=train), SHAPES).total
+    return RunMemory.of(msgspec.structs.replace(config, train=train), SHAPES).total
 
 
 def test_it_is_the_most_with_which_the_run_takes_half_of_the_memory() -> None:

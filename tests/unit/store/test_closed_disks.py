@@ -10,7 +10,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from recorded import make_group
+from rollouts import make_group
 
 from sparring.store.sqlite import SqliteStore
 
@@ -35,7 +35,7 @@ def do(name, action):
 def read(folder, exclusive=None):
     store = SqliteStore(folder / "store.sqlite", read_only=True, exclusive=exclusive)
     try:
-        return [group.index for group in store.groups()]
+        return [group.index for group in store.groups(stage="rl")]
     finally:
         store.close()
 

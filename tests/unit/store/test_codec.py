@@ -2,11 +2,15 @@
 
 import math
 import struct
+import subprocess
+import sys
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rollouts import ANSWERED, LOST, make_rollout
+from segments import sampled
 
 from sparring.generation import Constraint, KeptSets, Runs, Sampling
 from sparring.store.codec import StoredGroup, StoredRollout, decode, encode
@@ -23,7 +27,6 @@ from sparring.types import (
     Task,
     Timing,
     ToolCall,
-    Trajectory,
     Usage,
 )
 
@@ -68,7 +71,7 @@ SCORES = st.builds(
 )
 TRAINABLE = st.sampled_from(
     [
-        Outcome(kind="completed", reason="answered"),
+        ANSWERED,
         Outcome(kind="truncated", reason="timeout"),
         Outcome(kind="policy_failed", reason="failure", failure=Failure(error="EnvError", where="env", message="x")),
     ]
@@ -91,35 +94,24 @@ def segments(draw, index: int = 0) -> Segment:
         "logit_bias": st.tuples(st.tuples(st.just(3), NUMBERS)),
     }
     sampling = draw(st.none() | st.builds(Sampling, temperature=NUMBERS, seed=SEEDS, stop=st.just((1, 2)), **asked))
-    return Segment(
-        index=index,
-        parent=parent,
-        source="policy",
-        tokens=tokens,
-        model="policy",
-        logprobs=logprobs,
-        versions=runs,
-        kv_versions=runs,
-        sampling=sampling,
-        kept=draw(st.none() | st.lists(KEPT, min_size=len(tokens), max_size=len(tokens)).map(KeptSets.of)),
-    )
+    kept = draw(st.none() | st.lists(KEPT, min_size=len(tokens), max_size=len(tokens)).map(KeptSets.of))
+    more = {"versions": runs, "kv_versions": runs, "sampling": sampling, "kept": kept}
+    return sampled(index, parent, tokens, logprobs=logprobs, **more)
 
 
 @st.composite
 def rollouts(draw, task: Task, number: int, outcomes=TRAINABLE) -> Rollout:
     """A rollout with one trajectory."""
-    trajectory = Trajectory(
-        id=f"rl/0/{number}",
-        task=task.id,
-        role="policy",
-        segments=tuple(draw(segments(i)) for i in range(draw(st.integers(0, 3)))),
+    return make_rollout(
+        task,
+        f"rl/0/{number}",
+        [draw(segments(i)) for i in range(draw(st.integers(0, 3)))],
+        index=number,
+        attempt=draw(COUNTS),
         outcome=draw(outcomes),
         usage=Usage(sampled_tokens=draw(COUNTS)),
         timing=Timing(wall_s=draw(NUMBERS)),
         origin=draw(st.none() | st.just(("rl/0/9", 3))),
-    )
-    return Rollout(
-        id=trajectory.id, task=task, index=number, attempt=draw(COUNTS), purpose="train", trajectories=(trajectory,)
     )
 
 
@@ -128,18 +120,13 @@ def groups(draw) -> Group:
     """A group with rollouts and failed ones, one of them of another task."""
     task, other = draw(TASKS), draw(TASKS)
     count = draw(st.integers(0, 3))
-    broken = st.just(
-        Outcome(
-            kind="infra_failed", reason="failure", failure=Failure(error="SandboxError", where="box", message="gone")
-        )
-    )
     return Group(
         id="rl/0",
         index=draw(st.integers(0, 2**40)),
         task=task,
         rollouts=tuple(draw(rollouts(task if n else other, n)) for n in range(count)),
         scores=tuple(draw(SCORES) for _ in range(count)),
-        failed=tuple(draw(rollouts(task, count, broken)) for _ in range(draw(st.integers(0, 1)))),
+        failed=tuple(draw(rollouts(task, count, st.just(LOST))) for _ in range(draw(st.integers(0, 1)))),
         version=draw(COUNTS),
         baselines=tuple(draw(st.lists(SCORES, max_size=1))),
     )
@@ -160,11 +147,7 @@ def test_a_group_comes_back_whole(group: Group) -> None:
 @given(bits=st.lists(st.integers(0, 2**64 - 1), max_size=5))
 def test_floats_come_back_to_the_bit(bits: list[int]) -> None:
     floats = tuple(struct.unpack("<d", struct.pack("<Q", b))[0] for b in bits)
-    runs = Runs.of(1, len(floats))
-    segment = Segment(
-        index=0, parent=None, source="policy", tokens=(5,) * len(floats), model="m", logprobs=floats, versions=runs
-    )
-    again = decode(encode(segment), Segment)
+    again = decode(encode(sampled(0, None, (5,) * len(floats), logprobs=floats)), Segment)
     assert [struct.pack("<d", x) for x in again.logprobs or ()] == [struct.pack("<d", x) for x in floats]
 
 
@@ -189,3 +172,37 @@ def test_other_than_plain_data_is_refused() -> None:
 def test_wrong_bytes_are_refused() -> None:
     with pytest.raises(msgspec.MsgspecError):
         decode(encode(Score(reward=1.0)), Task)
+
+
+FIRST_DECODING = """
+import sys, threading
+from sparring.store.codec import decode, encode
+from sparring.types import Batch, Sample
+
+row = Sample(
+    id="a", group="g", source="policy", tokens=(1, 2), weights={"policy": (0.0, 1.0)}, advantages=(0.0, 1.0),
+    logprobs=(0.0, -1.0), versions=(-1, 0), kv_versions=(-1, 0),
+)
+data = encode(Batch(step=1, model="policy", rows=(row,) * 50, denominators={"policy": 1.0}))
+ready, found = threading.Barrier(8), []
+sys.setswitchinterval(1e-6)
+
+
+def read():
+    ready.wait()
+    found.append(decode(data, Batch).step)
+
+
+threads = [threading.Thread(target=read) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert found == [1] * 8
+"""
+
+
+def test_threads_that_decode_a_class_for_the_first_time_do_not_crash() -> None:
+    """Each try is a process, because the first time is over after one; without a lock one in four crashed."""
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", FIRST_DECODING], check=True)

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rollouts import LOST, make_group, make_rollout
+from segments import sampled
 
 from sparring.generation import Runs
 from sparring.log import LogEntry, step_name
@@ -19,33 +21,26 @@ from sparring.store.compare import (
     first_metric_difference,
 )
 from sparring.store.sqlite import SqliteStore
-from sparring.types import Failure, Group, Message, Outcome, Rollout, Score, Segment, Task, Timing, Trajectory
+from sparring.types import Group, Outcome, Rollout, Score, Segment, Timing
 
 STEPS, GROUPS = 2, 2
 
 
-def segment(index: int, sampled: bool, **changes: Any) -> Segment:
+def segment(index: int, is_sampled: bool, **changes: Any) -> Segment:
     """Three tokens: what the world says, or what the policy sampled at version 1."""
-    runs = Runs.of(1, 3)
-    of_policy = {"model": "policy", "logprobs": (-0.5, -1.5, -2.5), "versions": runs, "kv_versions": runs}
-    fields = {"source": "policy" if sampled else "prompt", "tokens": (5, 6, 7), **(of_policy if sampled else {})}
-    return Segment(**{"index": index, "parent": index - 1 if index else None, **fields, **changes})
+    place = {"index": index, "parent": index - 1 if index else None, "tokens": (5, 6, 7)}
+    if not is_sampled:
+        return Segment(**{**place, "source": "prompt", **changes})
+    more = {"logprobs": (-0.5, -1.5, -2.5), "kv_versions": Runs.of(1, 3), **changes}
+    return sampled(**{**place, "version": 1, **more})
 
 
 def rollout(group: int, place: int, **changes: Any) -> Rollout:
     """Two turns. `changes` are of the second turn if a segment has them, else of the trajectory."""
     of_turn = {key: value for key, value in changes.items() if key in Segment.__dataclass_fields__}
-    ids = f"rl/{group}/{place}"
-    trajectory = {
-        "id": ids,
-        "task": f"task-{group}",
-        "role": "policy",
-        "segments": (segment(0, False), segment(1, True), segment(2, False), segment(3, True, **of_turn)),
-        "outcome": Outcome(kind="completed", reason="answered"),
-        **{key: value for key, value in changes.items() if key not in of_turn},
-    }
-    task = Task(id=f"task-{group}", env="toy", messages=(Message(role="user", content="?"),))
-    return Rollout(id=ids, task=task, index=place, attempt=0, purpose="train", trajectories=(Trajectory(**trajectory),))
+    segments = (segment(0, False), segment(1, True), segment(2, False), segment(3, True, **of_turn))
+    changed = {key: value for key, value in changes.items() if key not in of_turn}
+    return make_rollout(make_group(group).task, f"rl/{group}/{place}", index=place, **{"segments": segments, **changed})
 
 
 def group(index: int, changed: dict[str, Any], **changes: Any) -> Group:
@@ -62,12 +57,8 @@ def record(
     """A record of these groups, with the log of `STEPS` steps; `log` replaces what entries hold, by kind, of step 2."""
     store = SqliteStore(path / "store.sqlite")
     for each in reversed(groups) if backwards else groups:
-        data = {
-            "task": each.task.id,
-            "digest": "00",
-            "version": each.version,
-            "observed": 0 if backwards else each.index,
-        }
+        observed = 0 if backwards else each.index
+        data = {"task": each.task.id, "digest": "00", "version": each.version, "observed": observed}
         late = each.index == GROUPS and log is not None
         entry = {**data, **(log or {}).get("admitted", {})} if late else data
         store.record(LogEntry(stage="rl", kind="admitted", name=each.id, data=entry))
@@ -76,10 +67,9 @@ def record(
     for step in range(1, len(groups) // GROUPS + 1):
         names = [f"rl/{index}" for index in range((step - 1) * GROUPS, step * GROUPS)]
         entries = {"trained": {"groups": names}, "published": {"checksum": f"{step}", "digests": bytes(range(24))}}
-        for kind, data in {
-            **entries,
-            **({} if step < STEPS else {k: v for k, v in (log or {}).items() if k in entries}),
-        }.items():
+        if step == STEPS:
+            entries |= {kind: data for kind, data in (log or {}).items() if kind in entries}
+        for kind, data in entries.items():
             store.record(LogEntry(stage="rl", kind=kind, name=step_name("rl", step), data=data))
         store.metric("rl", step, {"loss": 0.5 / step, "step_s": 1.0 if backwards else 2.0})
     return store
@@ -100,6 +90,7 @@ def others(**changed: Any) -> list[Group]:
     return [group(index, changed if index == 2 else {}) for index in range(STEPS * GROUPS)]
 
 
+LEAST_MORE = -1.5000000000000002
 SHORTER = {"tokens": (5, 6), "logprobs": (-0.5, -1.5), "versions": Runs.of(1, 2), "kv_versions": Runs.of(1, 2)}
 
 
@@ -108,11 +99,7 @@ SHORTER = {"tokens": (5, 6), "logprobs": (-0.5, -1.5), "versions": Runs.of(1, 2)
     [
         ({"tokens": (5, 9, 7)}, "sampled token 1", ("6", "9")),
         (SHORTER, "sampled token 2", ("7", "none")),
-        (
-            {"logprobs": (-0.5, -1.5000000000000002, -2.5)},
-            "log-probability of sampled token 1",
-            ("-1.5", "-1.5000000000000002"),
-        ),
+        ({"logprobs": (-0.5, LEAST_MORE, -2.5)}, "log-probability of sampled token 1", ("-1.5", str(LEAST_MORE))),
         ({"versions": Runs(lengths=(2, 1), values=(1, 2))}, "version of sampled token 2", ("1", "2")),
         ({"kv_versions": Runs(lengths=(1, 2), values=(0, 1))}, "KV version of sampled token 0", ("1", "0")),
         ({"tokens": (5, 6, 9), "logprobs": (-0.5, -1.0, -2.5)}, "log-probability of sampled token 1", ("-1.5", "-1.0")),
@@ -124,23 +111,15 @@ def test_the_first_token_that_differs_is_named(tmp_path: Path, changed: dict[str
     assert (difference.where, difference.what, difference.values) == ("rl step 2, rl/2/1 turn 2", what, values)
 
 
+LONGER_PROMPT = (segment(0, False), segment(1, True), segment(2, False, tokens=(5, 6, 7, 8)), segment(3, True))
+
+
 @pytest.mark.parametrize(
     ("changed", "where", "what"),
     [
         ({"outcome": Outcome(kind="truncated", reason="max_turns")}, "rl step 2, rl/2/1", "outcome"),
         ({"segments": (segment(0, False), segment(1, True))}, "rl step 2, rl/2/1 turn 2", "segment"),
-        (
-            {
-                "segments": (
-                    segment(0, False),
-                    segment(1, True),
-                    segment(2, False, tokens=(5, 6, 7, 8)),
-                    segment(3, True),
-                )
-            },
-            "rl step 2, rl/2/1 turn 2",
-            "prompt token 3",
-        ),
+        ({"segments": LONGER_PROMPT}, "rl step 2, rl/2/1 turn 2", "prompt token 3"),
     ],
 )
 def test_the_first_part_of_a_rollout_that_differs_is_named(
@@ -157,53 +136,40 @@ def test_a_reward_that_differs_is_named(tmp_path: Path) -> None:
     assert (difference.where, difference.what, difference.values) == ("rl step 2, rl/2/1", "reward", ("0.0", "0.25"))
 
 
+SWAPPED = ["rl/3", "rl/2"]
+OTHER_TENSOR = bytes([*range(15), 0, *range(16, 24)])
+
+
 @pytest.mark.parametrize(
-    ("log", "what", "values", "tensor"),
+    ("kind", "data", "what", "values", "tensor"),
     [
-        ({"admitted": {"task": "task-9"}}, "admission of rl/2: task", ("task-2", "task-9"), None),
-        ({"admitted": {"digest": "11"}}, "admission of rl/2: digest of the task's contents", ("00", "11"), None),
-        ({"admitted": {"version": 0}}, "admission of rl/2: version of the weights", ("1", "0"), None),
-        (
-            {"trained": {"groups": ["rl/3", "rl/2"]}},
-            "order of training",
-            ("['rl/2', 'rl/3']", "['rl/3', 'rl/2']"),
-            None,
-        ),
-        (
-            {"published": {"checksum": "x", "digests": bytes(range(24))}},
-            "checksum of the published weights",
-            ("2", "x"),
-            None,
-        ),
-        (
-            {"published": {"checksum": "x", "digests": bytes([*range(15), 0, *range(16, 24)])}},
-            "checksum of the published weights",
-            ("2", "x"),
-            1,
-        ),
-        ({"published": {"checksum": "x", "digests": b""}}, "tensors that were published", ("3", "0"), None),
+        ("admitted", {"task": "task-9"}, "admission of rl/2: task", ("task-2", "task-9"), None),
+        ("admitted", {"digest": "11"}, "admission of rl/2: digest of the task's contents", ("00", "11"), None),
+        ("admitted", {"version": 0}, "admission of rl/2: version of the weights", ("1", "0"), None),
+        ("trained", {"groups": SWAPPED}, "order of training", ("['rl/2', 'rl/3']", str(SWAPPED)), None),
+        ("published", {"digests": bytes(range(24))}, "checksum of the published weights", ("2", "x"), None),
+        ("published", {"digests": OTHER_TENSOR}, "checksum of the published weights", ("2", "x"), 1),
+        ("published", {"digests": b""}, "tensors that were published", ("3", "0"), None),
     ],
 )
 def test_the_first_event_that_differs_is_named(
-    tmp_path: Path, log: dict[str, dict[str, Any]], what: str, values: Any, tensor: int | None
+    tmp_path: Path, kind: str, data: dict[str, Any], what: str, values: Any, tensor: int | None
 ) -> None:
-    difference = compared(tmp_path, others(), log)
+    difference = compared(tmp_path, others(), {kind: {**data, "checksum": "x"}})
     assert (difference.where, difference.what, difference.values) == ("rl step 2", what, values)
     assert difference.tensor == tensor
 
 
 def test_order_in_time_seconds_and_broken_attempts_are_ignored(tmp_path: Path) -> None:
-    failure = Failure(error="SandboxError", where="box", message="gone")
-    ended = Outcome(kind="infra_failed", reason="failure", failure=failure)
-    broken = dataclasses.replace(rollout(2, 1, segments=(), outcome=ended), id="rl/2/1/broken-0")
+    broken = dataclasses.replace(rollout(2, 1, segments=(), outcome=LOST), id="rl/2/1/broken-0")
     groups = others(timing=Timing(started=5.0, wall_s=3.0))
     groups[2] = dataclasses.replace(groups[2], failed=(broken,))
     assert compared(tmp_path, groups) is None
 
 
-@pytest.mark.parametrize(("left", "after"), [(0, "step 0"), (1, "step 0"), (2, "step 1"), (3, "step 1")])
-def test_the_end_of_a_shorter_record_is_reported(tmp_path: Path, left: int, after: str) -> None:
-    assert compared(tmp_path, others()[:left]) == RecordEnd(record=1, after=after)
+@pytest.mark.parametrize(("count", "after"), [(0, "step 0"), (1, "step 0"), (2, "step 1"), (3, "step 1")])
+def test_the_end_of_a_shorter_record_is_reported(tmp_path: Path, count: int, after: str) -> None:
+    assert compared(tmp_path, others()[:count]) == RecordEnd(record=1, after=after)
 
 
 def test_a_difference_before_the_end_comes_first(tmp_path: Path) -> None:

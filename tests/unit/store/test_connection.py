@@ -9,18 +9,17 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from recorded import make_group
+from rollouts import make_group
 
 from sparring.errors import BadInput, StoreError
-from sparring.store.connection import connect, is_blank, lock_of
-from sparring.store.copy import copy_store
+from sparring.store.connection import connect, copy_store, is_blank, lock_of
 from sparring.store.sqlite import LOG_BYTES, SqliteStore
 
 WRITER = """
 import sys
 from sparring.store.sqlite import SqliteStore
 sys.path.insert(0, sys.argv[2])
-from recorded import make_group
+from rollouts import make_group
 store = SqliteStore(sys.argv[1], exclusive=True)
 store.append(make_group(0), stage="rl")
 print("written", flush=True)
@@ -32,7 +31,7 @@ store.close()
 @contextmanager
 def writing(path: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that has written a group and holds the store until its input ends."""
-    words = [sys.executable, "-c", WRITER, str(path), str(Path(__file__).parent)]
+    words = [sys.executable, "-c", WRITER, str(path), str(Path(__file__).parents[2])]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "written\n"
         yield process
@@ -41,7 +40,7 @@ def writing(path: Path) -> Iterator[subprocess.Popen[str]]:
 
 def groups(path: Path) -> list[int]:
     with closing(SqliteStore(path, read_only=True, exclusive=True)) as store:
-        return [group.index for group in store.groups()]
+        return [group.index for group in store.groups(stage="rl")]
 
 
 def names(folder: Path) -> set[str]:
@@ -117,7 +116,7 @@ def test_a_killed_run_loses_nothing_and_its_readers_need_no_shared_memory(tmp_pa
         process.kill()
         process.wait()
     with closing(SqliteStore(tmp_path / "again.sqlite", exclusive=True)) as store:
-        assert [group.index for group in store.groups()] == [0]
+        assert [group.index for group in store.groups(stage="rl")] == [0]
 
 
 def test_a_store_moves_from_one_file_system_to_another(tmp_path: Path) -> None:

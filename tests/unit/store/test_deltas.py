@@ -4,6 +4,7 @@ import asyncio
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rollouts import make_rollout
 
 from sparring.record.recorder import Recorder
 from sparring.render.demonstrate import reply_tokens
@@ -11,7 +12,7 @@ from sparring.store.codec import StoredRollout, decode, encode
 from sparring.store.deltas import with_shared, without_shared
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer, toy_task
-from sparring.types import Fork, Limits, Message, Outcome, Rollout, Segment, Trajectory
+from sparring.types import Fork, Limits, Message, Rollout, Segment
 
 
 @st.composite
@@ -58,14 +59,7 @@ def rewritten(turns: int) -> Rollout:
             messages.append(Message(role="user", content="Add one. " * 10))
         return session.segments
 
-    trajectory = Trajectory(
-        id="rl/0/0",
-        task="t",
-        role="policy",
-        segments=asyncio.run(main()),
-        outcome=Outcome(kind="completed", reason="answered"),
-    )
-    return Rollout(id="rl/0/0", task=toy_task(), index=0, attempt=0, purpose="train", trajectories=(trajectory,))
+    return make_rollout(toy_task(), "rl/0/0", asyncio.run(main()))
 
 
 def stored_bytes(rollout: Rollout) -> int:

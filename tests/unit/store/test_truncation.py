@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from recorded import make_group, make_segment
+from rollouts import make_group, make_segment
 from stored import sql
 
 from sparring.errors import BadInput, StoreError

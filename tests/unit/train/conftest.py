@@ -28,6 +28,15 @@ def model_path(tmp_path_factory):
     return create(init, VOCABULARY, tmp_path_factory.mktemp("model") / "tiny", 7)
 
 
+@pytest.fixture(scope="session")
+def make_other(tmp_path_factory):
+    """A model of another shape, of the weights of a seed."""
+    init = InitConfig(
+        hidden_size=48, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16, max_positions=64, initializer_range=0.2
+    )
+    return lambda seed: load(create(init, VOCABULARY, tmp_path_factory.mktemp("other") / "model", seed))
+
+
 @pytest.fixture
 def make_model(model_path):
     """A fresh model of the same weights at every call."""

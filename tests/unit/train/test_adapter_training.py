@@ -5,7 +5,8 @@ import asyncio
 
 import pytest
 import torch
-from saved import saved_optimiser
+from common.tiny_adapters import tiny_adapter
+from training import equal, run, saved_optimiser
 
 from sparring.algo.config import AlgoConfig
 from sparring.algo.loss.policy import PolicyLoss
@@ -13,7 +14,6 @@ from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.generation import GenerateRequest, Sampling
 from sparring.model.load import load
-from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import tiny_model
 from sparring.train.config import TrainConfig
 from sparring.train.trainer import LocalTrainer
@@ -37,7 +37,7 @@ def train(model, steps, *, restore=None, save_at=None, path=None, threads=1):
     config = TrainConfig(learning_rate=1e-2, weight_decay=0.1, token_budget=40)
     trainer = LocalTrainer(model, config, [PolicyLoss(AlgoConfig())], name="policy", total_steps=8, threads=threads)
 
-    async def main():
+    async def work(trainer):
         ref, metrics = None, []
         if restore is not None:
             await trainer.restore(restore)
@@ -47,18 +47,16 @@ def train(model, steps, *, restore=None, save_at=None, path=None, threads=1):
             if batch.step == save_at:
                 ref = await trainer.save(str(path), stage="rl", metrics={})
         published = await trainer.push()
-        optimiser = await saved_optimiser(trainer)
-        await trainer.close()
-        return published, optimiser, metrics, ref
+        return published, await saved_optimiser(trainer), metrics, ref
 
-    return asyncio.run(main())
+    return run(trainer, work)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_only_the_adapter_learns(folder, model_path, make_batch, dtype):
     model, before = load(folder, dtype=dtype), load(folder, dtype=dtype)
     published, optimiser, metrics, _ = train(model, [make_batch(step) for step in range(1, 4)])
-    assert all(torch.equal(value, before.state()[name]) for name, value in model.state().items())
+    assert equal(model.state(), before.state())
     was = before.adapters.everywhere.state()
     assert published.adapter == "policy" and published.location.keys() == was.keys()
     assert all(name == "lora_scale" or not torch.equal(was[name], value) for name, value in published.location.items())
@@ -73,7 +71,7 @@ def test_resume_is_bitwise_and_small(folder, make_batch, dtype, tmp_path):
     published, optimiser, _, ref = train(load(folder, dtype=dtype), steps, save_at=3, path=tmp_path / "c")
     again, optimiser_again, _, _ = train(load(folder, dtype=dtype), steps[3:], restore=ref, threads=2)
     assert again.checksum == published.checksum and again.version == published.version == 6
-    assert all(torch.equal(optimiser[name], optimiser_again[name]) for name in optimiser)
+    assert equal(optimiser, optimiser_again)
     short, *_ = train(load(folder, dtype=dtype), steps[3:5], restore=ref)
     assert short.checksum != published.checksum, "a step less must show"
     size = (tmp_path / "c/model.safetensors").stat().st_size
@@ -107,15 +105,14 @@ def test_sampled_under_each_pushed_version_is_trained_with_difference_zero(folde
             assert engine.version == trainer.version == step
         return found
 
-    async def main():
+    async def served(trainer):
         engine = NativeEngine(load(folder, dtype=dtype), EngineConfig(), threads=1)
         try:
             return await rounds(engine)
         finally:
             await engine.close()
-            await trainer.close()
 
-    *exact, broken = [metrics["logprob_max_abs_diff"] for metrics in asyncio.run(main())]
+    *exact, broken = [metrics["logprob_max_abs_diff"] for metrics in run(trainer, served)]
     assert exact == [0.0, 0.0, 0.0] and broken > 0
 
 

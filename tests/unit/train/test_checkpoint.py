@@ -1,13 +1,12 @@
 """A checkpoint is whole or absent, and resuming from it is as if the run had never stopped."""
 
-import asyncio
 import json
 import subprocess
 import sys
 
 import pytest
 import torch
-from saved import saved_optimiser
+from training import equal, run, saved_optimiser, state_of
 
 from sparring.algo.config import AlgoConfig
 from sparring.algo.loss.policy import PolicyLoss
@@ -25,7 +24,7 @@ def train(model, steps, *, restore=None, save_at=None, folder=None, **settings):
     config = TrainConfig(**{**options, **settings})
     trainer = LocalTrainer(model, config, [PolicyLoss(AlgoConfig())], name="policy", total_steps=8, threads=1)
 
-    async def main():
+    async def work(trainer):
         ref = None
         if restore is not None:
             await trainer.restore(restore)
@@ -35,12 +34,10 @@ def train(model, steps, *, restore=None, save_at=None, folder=None, **settings):
             await trainer.step()
             if batch.step == save_at:
                 ref = await trainer.save(str(folder), stage="rl", metrics={"reward": 0.5})
-        optimiser = await saved_optimiser(trainer)
-        await trainer.close()
-        return optimiser, ref
+        return await saved_optimiser(trainer), ref
 
-    optimiser, ref = asyncio.run(main())
-    return {name: value.clone() for name, value in model.state().items()}, optimiser, ref
+    optimiser, ref = run(trainer, work)
+    return state_of(model), optimiser, ref
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -49,11 +46,9 @@ def test_resume_is_bitwise(dtype, make_model, make_batch, tmp_path):
     weights, optimiser, ref = train(make_model(dtype), steps, save_at=3, folder=tmp_path / "c")
     assert (ref.step, ref.stage, ref.metrics) == (3, "rl", {"reward": 0.5})
     again, optimiser_again, _ = train(make_model(dtype), steps[3:], restore=ref)
-    assert all(torch.equal(weights[name], again[name]) for name in weights)
-    assert optimiser.keys() == optimiser_again.keys()
-    assert all(torch.equal(optimiser[name], optimiser_again[name]) for name in optimiser)
+    assert equal(weights, again) and equal(optimiser, optimiser_again)
     short, _, _ = train(make_model(dtype), steps[3:5], restore=ref)
-    assert any(not torch.equal(weights[name], short[name]) for name in weights), "a step less must show"
+    assert not equal(weights, short), "a step less must show"
 
 
 def test_a_checkpoint_is_refused_when_missing_damaged_or_of_other_settings(make_model, make_batch, tmp_path):
@@ -121,16 +116,11 @@ def test_retention_keeps_the_last_and_the_best(tmp_path):
     refs = []
     for step, reward in enumerate([0.1, 0.9, 0.2, 0.9, 0.3, 0.4], start=1):
         (tmp_path / str(step)).mkdir()
-        refs.append(
-            CheckpointRef(
-                model="policy", stage="rl", step=step, path=str(tmp_path / str(step)), metrics={"reward": reward}
-            )
-        )
+        where = {"model": "policy", "stage": "rl", "path": str(tmp_path / str(step))}
+        refs.append(CheckpointRef(**where, step=step, metrics={"reward": reward}))
     kept = checkpoint.retain(refs, keep_last=2, best_metric="reward")
     assert [ref.step for ref in kept] == [2, 5, 6]
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["2", "5", "6"]
-    assert [ref.step for ref in checkpoint.retain(kept, keep_last=1, best_metric="reward", best_is_highest=False)] == [
-        5,
-        6,
-    ]
+    lowest = checkpoint.retain(kept, keep_last=1, best_metric="reward", best_is_highest=False)
+    assert [ref.step for ref in lowest] == [5, 6]
     assert [ref.step for ref in checkpoint.retain(kept[1:], keep_last=1)] == [6]

@@ -1,11 +1,11 @@
 """A critic through the trainer: which state each value is of, and that it learns what was earned from there on."""
 
-import asyncio
 import random
 from dataclasses import replace
 
 import pytest
 import torch
+from training import run
 
 from sparring.algo.annotate.trainer_quantity import TrainerQuantity
 from sparring.algo.loss.value import ValueLoss
@@ -42,12 +42,7 @@ def test_the_value_at_a_token_is_that_of_the_text_before_it(model_path, make_bat
     model, trainer = critic(model_path, random_head=True)
     rows = make_batch(rows=5).rows
 
-    async def annotated():
-        found = await TrainerQuantity(trainer.forward, "value", "value").annotate(rows)
-        await trainer.close()
-        return found
-
-    found = asyncio.run(annotated())
+    found = run(trainer, lambda t: TrainerQuantity(t.forward, "value", "value").annotate(rows))
     for row in found:
         for at, (weight, said) in enumerate(zip(row.weights["policy"], row.annotations["value"], strict=True)):
             assert said == (of_prefix(model, row.tokens[:at]) if weight else 0.0)
@@ -58,7 +53,7 @@ def test_at_equal_weights_nothing_is_clipped(model_path, make_batch):
     """What was said before the update has the bits that training finds; after one step it has not."""
     _, trainer = critic(model_path, random_head=True, clip=1e-9)
 
-    async def trained():
+    async def trained(trainer):
         rows = await TrainerQuantity(trainer.forward, "value", "value").annotate(make_batch(rows=12).rows)
         rows = value_rows([replace(row, annotations={**row.annotations, "return": row.advantages}) for row in rows])
         batch = Batch(step=1, model="critic", rows=tuple(rows), denominators=denominators(rows), publish=False)
@@ -66,10 +61,9 @@ def test_at_equal_weights_nothing_is_clipped(model_path, make_batch):
         for _ in range(2):
             found.append((await trainer.forward_backward(batch))["clip_fraction"])
             await trainer.step(ends_update=False)
-        await trainer.close()
         return found
 
-    before, after = asyncio.run(trained())
+    before, after = run(trainer, trained)
     assert before == 0.0 and after > 0.5
 
 
@@ -84,16 +78,14 @@ def test_the_critic_learns_the_reward_to_go(model_path, make_batch):
         rows += value_rows([replace(row, tokens=tokens, annotations=known)])
     batch = Batch(step=1, model="critic", rows=tuple(rows), denominators=denominators(rows), publish=False)
 
-    async def trained():
+    async def trained(trainer):
         losses = []
         for _ in range(15):
             losses.append((await trainer.forward_backward(batch))["loss_value"])
             await trainer.step(ends_update=False)
-        version = trainer.version
-        await trainer.close()
-        return losses, version
+        return losses, trainer.version
 
-    losses, version = asyncio.run(trained())
+    losses, version = run(trainer, trained)
     tokens = [
         earned
         for row in rows

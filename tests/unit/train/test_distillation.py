@@ -1,18 +1,17 @@
 """The trainer with teachers beside it: closer with every step, the same however rows are cut, and each row to its own
 teacher."""
 
-import asyncio
 import random
 from dataclasses import replace
 
 import pytest
 import torch
+from training import run, state_of
 
 from sparring.algo.loss.distill import DistillLoss, SampledDistillLoss
 from sparring.generation import TopRows
-from sparring.model.config import InitConfig
-from sparring.model.create import create
-from sparring.model.load import load
+from sparring.model.attention import Packed
+from sparring.model.head import score_tokens
 from sparring.protocols import Divergence
 from sparring.train.config import TrainConfig
 from sparring.train.trainer import LocalTrainer
@@ -22,15 +21,9 @@ VOCABULARY = 48
 
 
 @pytest.fixture(scope="module")
-def teachers(tmp_path_factory):
+def teachers(make_other):
     """Two models of another shape than the student."""
-    init = InitConfig(
-        hidden_size=48, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16, max_positions=64, initializer_range=0.2
-    )
-    return {
-        name: load(create(init, VOCABULARY, tmp_path_factory.mktemp(name) / "model", seed))
-        for seed, name in enumerate(("a", "b"))
-    }
+    return {name: make_other(seed) for seed, name in enumerate(("a", "b"))}
 
 
 def rows(count=6):
@@ -63,25 +56,20 @@ def batch(samples):
 def train_student(make_model, loss, samples, *, teachers=None, steps=1, **settings):
     """The metrics of each step, and what the weights are then."""
 
-    async def run():
-        model = make_model()
-        config = TrainConfig(**{"learning_rate": 3e-3, **settings})
-        trainer = LocalTrainer(model, config, [loss], name="policy", total_steps=steps, threads=1, teachers=teachers)
+    async def work(trainer):
         found = []
         for _ in range(steps):
             found.append(await trainer.forward_backward(batch(samples)))
             await trainer.step()
-        await trainer.close()
-        return found, {name: tensor.clone() for name, tensor in model.state().items()}
+        return found
 
-    return asyncio.run(run())
+    model, config = make_model(), TrainConfig(**{"learning_rate": 3e-3, **settings})
+    trainer = LocalTrainer(model, config, [loss], name="policy", total_steps=steps, threads=1, teachers=teachers)
+    return run(trainer, work), state_of(model)
 
 
 def with_tops(samples, teachers, make_model, k):
     """Rows with the k likeliest tokens of their teachers, asked of trainers that hold them."""
-    from sparring.model.attention import Packed
-    from sparring.model.head import score_tokens
-
     made = []
     for row in samples:
         model = teachers[row.teacher]

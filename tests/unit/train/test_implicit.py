@@ -1,12 +1,12 @@
 """An implicit process reward model through the trainer: told which rollouts were right, it knows which tokens are to
 blame."""
 
-import asyncio
 import random
 from dataclasses import replace
 from statistics import mean
 
 import pytest
+from training import run
 
 from sparring.algo.annotate.trainer_quantity import TrainerQuantity
 from sparring.algo.loss.implicit import ImplicitReward
@@ -41,7 +41,7 @@ def test_outcomes_alone_teach_the_implicit_model_which_tokens_matter(model_path,
         load(model_path), config, [ImplicitReward(beta=0.5)], name="implicit", total_steps=20, threads=1
     )
 
-    async def trained():
+    async def trained(trainer):
         rows = await TrainerQuantity(trainer.forward, "reference").annotate(spoken(make_batch))
         shown, held_out = rows[:32], rows[32:]
         taught, metrics = implicit_rows(shown), []
@@ -50,10 +50,9 @@ def test_outcomes_alone_teach_the_implicit_model_which_tokens_matter(model_path,
             metrics.append(await trainer.forward_backward(batch))
             await trainer.step(ends_update=False)
         found = await TrainerQuantity(trainer.forward, "implicit").annotate(held_out)
-        await trainer.close()
         return metrics, found
 
-    metrics, found = asyncio.run(trained())
+    metrics, found = run(trainer, trained)
     first, last = metrics[0], metrics[-1]
     assert first["reward_chosen"] == first["reward_rejected"] == 0.0 and first["accuracy"] == 0.5
     assert first["loss_preference"] == pytest.approx(0.6931472)

@@ -1,11 +1,11 @@
 """Gradients and weights that are not finite: dropped, counted, and the end of a run."""
 
-import asyncio
 import json
 from dataclasses import replace
 
 import pytest
 import torch
+from training import equal, run
 
 from sparring.algo.config import AlgoConfig
 from sparring.algo.loss.policy import PolicyLoss
@@ -34,21 +34,17 @@ def broken(batch):
 def steps(model, batches):
     """Metrics of each step, as the loop merges them."""
 
-    async def run():
-        trainer, found = trainer_of(model), []
-        try:
-            for batch in batches:
-                metrics = await trainer.forward_backward(batch)
-                found.append({**metrics, **(await trainer.step()).metrics})
-        finally:
-            await trainer.close()
-        return found
+    async def work(trainer):
+        return [{**await trainer.forward_backward(batch), **(await trainer.step()).metrics} for batch in batches]
 
-    return asyncio.run(run())
+    return run(trainer_of(model), work)
 
 
 def test_tokens_of_a_dropped_step_are_not_trained(make_model, make_batch):
-    good, bad = steps(make_model(), [make_batch(1, rows=2), broken(make_batch(2, rows=2))])
+    once, twice = make_model(), make_model()
+    steps(once, [make_batch(1, rows=2)])
+    good, bad = steps(twice, [make_batch(1, rows=2), broken(make_batch(2, rows=2))])
+    assert equal(once.state(), twice.state())
     assert good["tokens_trained"] > 0 and "tokens_dropped" not in good and good["updated"] == 1.0
     assert bad["tokens_trained"] == 0.0 and bad["tokens_dropped"] > 0 and bad["updated"] == 0.0
 
@@ -64,21 +60,20 @@ def test_several_dropped_steps_in_a_row_end_the_run(make_model, make_batch):
 def test_dropped_steps_count_across_a_resume(make_model, make_batch, tmp_path):
     bad = [broken(make_batch(step, rows=2)) for step in range(1, DROPPED_STEPS + 1)]
 
-    async def run(given, restored=None):
-        trainer = trainer_of(make_model())
-        try:
+    def trained(given, restored=None):
+        async def work(trainer):
             if restored is not None:
                 await trainer.restore(restored)
             for batch in given:
                 await trainer.forward_backward(batch)
                 await trainer.step()
             return await trainer.save(str(tmp_path / "step"), stage="rl", metrics={})
-        finally:
-            await trainer.close()
 
-    ref = asyncio.run(run(bad[1:]))
+        return run(trainer_of(make_model()), work)
+
+    ref = trained(bad[1:])
     with pytest.raises(NotFinite, match="in 3 optimiser steps"):
-        asyncio.run(run(bad[:1], ref))
+        trained(bad[:1], ref)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -88,16 +83,13 @@ def test_weights_that_are_not_finite_are_neither_served_nor_saved(make_model, va
     with torch.no_grad():
         model.parameters()["model.norm.weight"][3] = value
 
-    async def run():
-        try:
-            with pytest.raises(NotFinite, match="model.norm.weight"):
-                await trainer.push()
-            with pytest.raises(NotFinite, match="model.norm.weight"):
-                await trainer.save(str(tmp_path / "c"), stage="rl", metrics={})
-        finally:
-            await trainer.close()
+    async def work(trainer):
+        with pytest.raises(NotFinite, match="model.norm.weight"):
+            await trainer.push()
+        with pytest.raises(NotFinite, match="model.norm.weight"):
+            await trainer.save(str(tmp_path / "c"), stage="rl", metrics={})
 
-    asyncio.run(run())
+    run(trainer, work)
     assert not list(tmp_path.iterdir())
 
 

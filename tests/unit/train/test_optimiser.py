@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 import torch
+from common.tiny_adapters import tiny_adapter
 from torch import nn
 
 from sparring.algo.config import AlgoConfig
 from sparring.algo.loss.policy import PolicyLoss
 from sparring.model.load import load
-from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import FEATURES, tiny_model
 from sparring.train.config import TrainConfig
 from sparring.train.optimiser import Optimiser

@@ -1,7 +1,6 @@
 """Every ratio, gate and correction in a trainer: the same loss and gradients under any token budget and any sharing of
 prefixes, and the loss of the golden reference at the trainer's own log-probabilities."""
 
-import asyncio
 import itertools
 from dataclasses import replace
 
@@ -11,8 +10,8 @@ import pytest
 import torch
 from golden.policy import loss as reference
 from suite import short_of
-from test_local_trainer import gradients
 from test_shared_prefixes import make_forest
+from training import check_close, gradients, run
 
 from sparring.algo.config import AlgoConfig, named
 from sparring.algo.loss.policy import PolicyLoss
@@ -40,14 +39,11 @@ def trained(model, batch, algo, budget):
     losses = [PolicyLoss(msgspec.convert(named(algo), AlgoConfig))]
     trainer = LocalTrainer(model, TrainConfig(token_budget=budget), losses, name="policy", total_steps=1, threads=1)
 
-    async def main():
-        try:
-            said = await trainer.forward(batch.rows, {"logprob", "entropy"})
-            return await trainer.forward_backward(batch), said
-        finally:
-            await trainer.close()
+    async def work(trainer):
+        said = await trainer.forward(batch.rows, {"logprob", "entropy"})
+        return await trainer.forward_backward(batch), said
 
-    return asyncio.run(main())
+    return run(trainer, work)
 
 
 def as_case(batch, algo, said):
@@ -86,10 +82,8 @@ def test_the_result_equals_the_references_under_any_token_budget(make_model, nam
     assert together["loss_policy"] == pytest.approx(expected, rel=1e-5, abs=1e-6)
     assert apart["loss_policy"] == pytest.approx(expected, rel=1e-5, abs=1e-6)
     assert together["clip_fraction"] == apart["clip_fraction"]
-    largest = max(gradient.abs().max() for gradient in gradients(whole).values())
-    assert largest > 0
-    for key, gradient in gradients(whole).items():
-        torch.testing.assert_close(gradients(split)[key], gradient, atol=1e-5 * float(largest), rtol=1e-4)
+    assert any(gradient.any() for gradient in gradients(whole).values())
+    check_close(split, whole)
 
 
 OF_SEQUENCES = {
@@ -116,9 +110,7 @@ def test_branches_of_a_trajectory_are_one_sequence_also_in_micro_batches_of_thei
     for metric in ("clip_fraction", "ratio", "approx_kl", "entropy"):
         assert together[metric] == pytest.approx(apart[metric], rel=1e-5, abs=1e-9)
     trained(alone := make_model(), batch, algo, 10_000)
-    largest = max(gradient.abs().max() for gradient in gradients(whole).values())
-    for key, gradient in gradients(whole).items():
-        torch.testing.assert_close(gradients(split)[key], gradient, atol=1e-5 * float(largest), rtol=1e-4)
+    check_close(split, whole)
     assert any(not torch.allclose(gradients(alone)[key], of) for key, of in gradients(whole).items()), "not row by row"
 
 

@@ -1,12 +1,12 @@
 """Preferences through the trainer: pairs stay whole, surveys are of the whole batch, scalar heads learn what a text is
 worth."""
 
-import asyncio
 import random
 from dataclasses import replace
 
 import pytest
 import torch
+from training import equal, run
 
 from sparring.algo.loss.imitate import ImitateLoss
 from sparring.algo.loss.preference.bradley_terry import BradleyTerry
@@ -24,18 +24,10 @@ VOCABULARY = 48
 PAIRED = frozenset({"preference"})
 
 
-def run(model, losses, work, *, threads=1, **settings):
-    """`work(trainer)` on an event loop, and the trainer's threads ended."""
+def trained(model, losses, work, *, threads=1, **settings):
+    """`work` of a trainer of these losses."""
     config = TrainConfig(**{"learning_rate": 1e-2, "token_budget": 64, **settings})
-    trainer = LocalTrainer(model, config, losses, name="policy", total_steps=20, threads=threads)
-
-    async def main():
-        try:
-            return await work(trainer)
-        finally:
-            await trainer.close()
-
-    return asyncio.run(main())
+    return run(LocalTrainer(model, config, losses, name="policy", total_steps=20, threads=threads), work)
 
 
 def drawn_pairs(count, *, share=0.5, imitate=False, long=12):
@@ -46,19 +38,10 @@ def drawn_pairs(count, *, share=0.5, imitate=False, long=12):
         for label in (CHOSEN, REJECTED):
             answer = [draw.randrange(VOCABULARY) for _ in range(draw.randint(1, long))]
             marks = [False] * len(prompt) + [True] * len(answer)
-            id = f"{number}{label:+}"
-            made = reply(
-                [*prompt, *answer],
-                marks,
-                id=id,
-                group=f"{number}",
-                label=label,
-                share=share,
-                imitate=imitate and label > 0,
-            )
-            rows.append(
-                replace(made, annotations={"reference": tuple(draw.uniform(-5, -3) if mark else 0.0 for mark in marks)})
-            )
+            where = {"id": f"{number}{label:+}", "group": f"{number}", "imitate": imitate and label > 0}
+            made = reply([*prompt, *answer], marks, label=label, share=share, **where)
+            reference = tuple(draw.uniform(-5, -3) if mark else 0.0 for mark in marks)
+            rows.append(replace(made, annotations={"reference": reference}))
     draw.shuffle(rows)
     return rows
 
@@ -68,7 +51,7 @@ def step_of(batch, model, losses, **settings):
         metrics = await trainer.forward_backward(batch)
         return metrics, {name: p.grad.clone() for name, p in model.module.named_parameters() if p.grad is not None}
 
-    return run(model, losses, work, **settings)
+    return trained(model, losses, work, **settings)
 
 
 def assert_same(found, expected):
@@ -109,7 +92,7 @@ def test_pairs_are_cut_between_lanes_as_wholes(make_model):
     one, first = step_of(batch, make_model(), [PairLoss(Dpo())], token_budget=10_000)
     two, second = step_of(batch, make_model(), [PairLoss(Dpo())], token_budget=10_000, threads=2)
     assert one["micro_batches"] == two["micro_batches"] == 2
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert equal(first, second)
 
 
 def kto_batch():
@@ -165,7 +148,7 @@ def test_rewards_are_zero_at_the_references_weights(make_model):
             await trainer.step()
         return first, last
 
-    first, last = run(make_model(), [PairLoss(Dpo(beta=0.5))], work)
+    first, last = trained(make_model(), [PairLoss(Dpo(beta=0.5))], work)
     assert first["reward_margin"] == first["reward_chosen"] == 0.0 and first["accuracy"] == 0.5
     assert last["accuracy"] == 1.0 and last["reward_margin"] > 0.5
 
@@ -187,7 +170,7 @@ def test_a_scalar_head_learns_which_text_is_better(model_path):
         return before, metrics, await trainer.forward(rows, frozenset({"value"})), ref
 
     model = load(model_path, head="new scalar")
-    before, metrics, after, ref = run(model, [BradleyTerry(centre=0.01)], work)
+    before, metrics, after, ref = trained(model, [BradleyTerry(centre=0.01)], work)
     assert not any(any(values["value"]) for values in before)
     assert metrics["accuracy"] == 1.0 and "logprob_max_abs_diff" not in metrics and ref.probe is None
     worth = [values["value"][-1] for values in after]
@@ -209,4 +192,4 @@ def test_a_scalar_head_learns_step_labels(model_path):
             await trainer.step()
         return metrics
 
-    assert run(load(model_path, head="new scalar"), [StepLabels()], work)["accuracy"] == 1.0
+    assert trained(load(model_path, head="new scalar"), [StepLabels()], work)["accuracy"] == 1.0

@@ -12,7 +12,7 @@ from sparring.train.config import TrainConfig
 from sparring.train.measure import Measures
 from sparring.train.optimiser import Optimiser
 from sparring.train.parts import Part
-from sparring.train.rank_parts import Dealt
+from sparring.train.rank_parts import Dealt, exchanged
 
 ROWS = [[str(part)] for part in range(5)]
 """Stand for the rows of five parts."""
@@ -35,7 +35,7 @@ def compute(parameters, rows):
     loss = ((10.0**part) * parameters["cut"].sin()).sum() + (parameters["views"].t()[1:] ** 2).sum() * part
     if part != 1:
         loss = loss + (parameters["sometimes"] * -0.0).sum()
-    return Part(loss, lambda: Measures(0))
+    return Part(loss, lambda: Measures(0).plain())
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -50,7 +50,7 @@ def test_a_sum_has_the_bits_of_one_process_and_the_sign_of_its_zeros(count, at_o
     def work(ranks):
         mine = weights()
         optimiser = Optimiser(mine, TrainConfig(), ranks)
-        parts = Dealt(optimiser, ranks, at_once)
+        parts = Dealt(optimiser, ranks, exchanged(optimiser, ranks, at_once))
         assert len(list(parts.run([ROWS[:2], ROWS[2:]], lambda rows: compute(mine, rows)))) == 4
         return optimiser.ranges, {name: master.grad for name, master in optimiser._masters.items()}
 
@@ -70,7 +70,7 @@ def test_an_error_of_one_rank_is_raised_in_all_and_leaves_no_gradient():
     def work(ranks):
         mine = weights()
         optimiser = Optimiser(mine, TrainConfig(), ranks)
-        parts = Dealt(optimiser, ranks)
+        parts = Dealt(optimiser, ranks, exchanged(optimiser, ranks))
         with pytest.raises(ZeroDivisionError if ranks.rank == 1 else OtherRankFailed):
             list(parts.run([[["0"], ["1"]], [["2"], ["7"]]], lambda rows: compute(mine, rows)))
         return optimiser.step(0.0), len(list(parts.run([ROWS], lambda rows: compute(mine, rows))))
@@ -84,8 +84,8 @@ def test_a_rank_whose_shard_has_no_gradient_steps_with_the_others():
     def work(ranks):
         weight = nn.Parameter(torch.ones(2))
         optimiser = Optimiser({"weight": weight}, TrainConfig(gradient_clip=0.5), ranks)
-        part = Part((weight * 3.0).sum(), lambda: Measures(0))
-        list(Dealt(optimiser, ranks).run([[["0"]]], lambda rows: part))
+        part = Part((weight * 3.0).sum(), lambda: Measures(0).plain())
+        list(Dealt(optimiser, ranks, exchanged(optimiser, ranks)).run([[["0"]]], lambda rows: part))
         norm = optimiser.step(0.25)
         optimiser.write_back()
         return norm, weight.tolist(), list(optimiser.state())

@@ -1,16 +1,16 @@
 """A trainer with a reference beside it: over the whole vocabulary, and as the moving average of what is trained."""
 
-import asyncio
 import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from common.tiny_adapters import tiny_adapter
 from golden.kl import average, divergence, probabilities
 from test_distillation import Counted
-from test_local_trainer import gradients
 from test_shared_prefixes import make_forest
+from training import check_close, equal, gradients, run
 
 from sparring.algo.config import AlgoConfig
 from sparring.algo.kl import Kl
@@ -21,10 +21,7 @@ from sparring.engine.native import NativeEngine
 from sparring.errors import BadInput
 from sparring.generation import KeptSets, ScoreRequest
 from sparring.model.attention import Packed
-from sparring.model.config import InitConfig
-from sparring.model.create import create
 from sparring.model.load import load
-from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.train.average import Average
 from sparring.train.config import TrainConfig
 from sparring.train.trainer import LocalTrainer
@@ -34,40 +31,19 @@ COEFFICIENT = 0.3
 
 
 @pytest.fixture(scope="module")
-def other(tmp_path_factory):
+def other(make_other):
     """A reference of another shape."""
-    init = InitConfig(
-        hidden_size=48, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16, max_positions=64, initializer_range=0.2
-    )
-    return load(create(init, VOCABULARY, tmp_path_factory.mktemp("other") / "model", 3))
+    return make_other(3)
 
 
 def make_trainer(model, kl=None, *, teachers=None, **settings):
     config = TrainConfig(**{"learning_rate": 1e-2, "token_budget": 10_000, **settings})
-    return LocalTrainer(
-        model,
-        config,
-        [PolicyLoss(AlgoConfig(kl=kl or Kl()))],
-        name="policy",
-        total_steps=9,
-        threads=1,
-        teachers=teachers,
-    )
-
-
-def run(trainer, work):
-    async def main():
-        try:
-            return await work
-        finally:
-            await trainer.close()
-
-    return asyncio.run(main())
+    losses = [PolicyLoss(AlgoConfig(kl=kl or Kl()))]
+    return LocalTrainer(model, config, losses, name="policy", total_steps=9, threads=1, teachers=teachers)
 
 
 def once(model, batch, *, teachers=None, budget=10_000, kl=Kl(coefficient=COEFFICIENT, estimator="full")):
-    trainer = make_trainer(model, kl, teachers=teachers, token_budget=budget)
-    return run(trainer, trainer.forward_backward(batch))
+    return run(make_trainer(model, kl, teachers=teachers, token_budget=budget), lambda t: t.forward_backward(batch))
 
 
 def with_teacher(batch, name="there"):
@@ -122,9 +98,7 @@ def test_the_divergence_is_equal_under_any_token_budget_and_sharing(make_model, 
     for found in (together, apart):
         assert found["reference_kl"] == pytest.approx(expected, rel=1e-5)
         assert found["loss_policy"] == pytest.approx(without["loss_policy"] + COEFFICIENT * expected, rel=1e-5)
-    largest = max(gradient.abs().max() for gradient in gradients(whole).values())
-    for key, gradient in gradients(whole).items():
-        torch.testing.assert_close(gradients(split)[key], gradient, atol=1e-5 * float(largest), rtol=1e-4)
+    check_close(split, whole)
 
 
 def test_each_row_is_compared_with_the_model_that_it_names(make_model, other):
@@ -133,10 +107,10 @@ def test_each_row_is_compared_with_the_model_that_it_names(make_model, other):
     rows = [replace(row, teacher="there" if place % 2 else "self") for place, row in enumerate(batch.rows)]
     rows = [row if place % 3 else replace(row, kept=None, bias=None) for place, row in enumerate(rows)]
     trainer = make_trainer(make_model(), teachers={"there": other, "self": make_model()})
-    said = run(trainer, trainer.forward(rows, {"teacher"}))
+    said = run(trainer, lambda t: t.forward(rows, {"teacher"}))
     for model, name in ((other, "there"), (make_model(), "self")):
-        alone, its = make_trainer(model), [place for place, row in enumerate(rows) if row.teacher == name]
-        expected = run(alone, alone.forward([rows[place] for place in its], {"logprob"}))
+        its = [place for place, row in enumerate(rows) if row.teacher == name]
+        expected = run(make_trainer(model), lambda t, its=its: t.forward([rows[place] for place in its], {"logprob"}))
         assert [said[place]["teacher"] for place in its] == [values["logprob"] for values in expected]
 
 
@@ -144,17 +118,12 @@ def test_a_survey_computes_no_reference(make_model, other):
     """The gate that singles tokens out finds the same ones beside the penalty, whose reference is computed once."""
     counted = Counted(other)
     algo = AlgoConfig(gate=KlCov(share=0.2), kl=Kl(coefficient=COEFFICIENT, estimator="full"))
+    teachers, losses = {"there": counted}, [PolicyLoss(algo)]
     trainer = LocalTrainer(
-        make_model(),
-        TrainConfig(),
-        [PolicyLoss(algo)],
-        name="policy",
-        total_steps=1,
-        threads=1,
-        teachers={"there": counted},
+        make_model(), TrainConfig(), losses, name="policy", total_steps=1, threads=1, teachers=teachers
     )
     batch = with_teacher(make_forest(3))
-    found = run(trainer, trainer.forward_backward(batch))
+    found = run(trainer, lambda t: t.forward_backward(batch))
     assert found["reference_kl"] == pytest.approx(by_equation(make_model(), other, batch), rel=1e-5)
     assert counted.tokens == found["tokens_forward"]
 
@@ -177,7 +146,7 @@ def test_a_reference_equals_a_trainer_of_its_own_at_sampled_tokens(make_model, o
     batch = with_teacher(with_kept_sets(make_forest(5)) if narrow else make_forest(5))
 
     def said(trainer, name):
-        return [values[name] for values in run(trainer, trainer.forward(batch.rows, {name}))]
+        return [values[name] for values in run(trainer, lambda t: t.forward(batch.rows, {name}))]
 
     assert said(make_trainer(make_model(), teachers={"there": other}), "teacher") == said(
         make_trainer(other), "logprob"
@@ -199,14 +168,14 @@ def test_the_trainer_scores_given_tokens_like_an_engine(make_model, other, name)
         for i in range(3)
     ]
 
-    async def both():
+    async def both(trainer):
         engine = NativeEngine(models[name], EngineConfig(), name=name, threads=1)
         try:
             return [(await trainer.score(name, request), await engine.score(request)) for request in asked]
         finally:
             await engine.close()
 
-    for ours, engines in run(trainer, both()):
+    for ours, engines in run(trainer, both):
         assert replace(ours, cached_tokens=engines.cached_tokens) == engines
 
 
@@ -219,7 +188,7 @@ def train_with_average(model, batches, teacher, *, kl=None, restore=None, save=N
     )
     found, metrics = [], []
 
-    async def work():
+    async def work(trainer):
         ref = None
         if restore is not None:
             await trainer.restore(restore)
@@ -231,7 +200,7 @@ def train_with_average(model, batches, teacher, *, kl=None, restore=None, save=N
                 ref = await trainer.save(str(save), stage="rl", metrics={})
         return ref
 
-    ref = run(trainer, work())
+    ref = run(trainer, work)
     return found, {name: value.clone() for name, value in teacher.state().items()}, metrics, ref
 
 
@@ -266,33 +235,32 @@ def test_the_average_moves_per_update_not_per_optimiser_step(make, make_batch):
     trainer = make_trainer(make(), Kl(coefficient=COEFFICIENT, estimator="full"), teachers={"average": teacher})
     moved = []
 
-    async def work():
+    async def work(trainer):
         for ends in (False, True):
             await trainer.forward_backward(with_teacher(make_batch(), "average"))
             await trainer.step(ends_update=ends)
             moved.append(any(not torch.equal(before[name], value) for name, value in teacher.state().items()))
 
-    run(trainer, work())
+    run(trainer, work)
     assert moved == [False, True]
 
 
 def test_an_average_of_decay_0_is_the_previous_update(make, make_batch):
     weights, found, *_ = train_with_average(make(), [make_batch(step) for step in (1, 2)], Average(make(), 0.0))
-    assert all(torch.equal(found[name], value) for name, value in weights[-1].items())
+    assert equal(found, weights[-1])
 
 
 def test_the_average_keeps_its_bits_while_weights_do_not_change(make, make_batch):
     start = Average(make(), 0.9).state()
     _, found, *_ = train_with_average(make(), [make_batch(step, rows=0) for step in range(1, 4)], Average(make(), 0.9))
-    assert all(torch.equal(found[name], value) for name, value in start.items())
+    assert equal(found, start)
 
 
 def test_a_resume_goes_on_to_the_same_bits(make, make_batch, tmp_path):
     batches = [make_batch(step) for step in range(1, 7)]
     weights, found, metrics, ref = train_with_average(make(), batches, Average(make(), 0.7), save=tmp_path / "c")
     again, found_again, metrics_again, _ = train_with_average(make(), batches[3:], Average(make(), 0.7), restore=ref)
-    assert all(torch.equal(weights[-1][name], value) for name, value in again[-1].items())
-    assert all(torch.equal(found[name], value) for name, value in found_again.items())
+    assert equal(weights[-1], again[-1]) and equal(found, found_again)
     assert [step["reference_kl"] for step in metrics[3:]] == [step["reference_kl"] for step in metrics_again]
     with pytest.raises(BadInput, match="checkpoint .*: expected the .train. settings and moving averages"):
         train_with_average(make(), [], Average(make(), 0.6), restore=ref)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from common.tiny_adapters import tiny_adapter
 from rank_threads import LOADING
 from ranks import in_ranks
 
@@ -20,7 +21,6 @@ from sparring.model.decoder import Gatherer, Stream
 from sparring.model.head import token_quantities
 from sparring.model.layers import Product
 from sparring.model.load import DTYPES, load
-from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import tiny_model
 from sparring.train.config import TrainConfig
 from sparring.train.gloo import GlooRanks
@@ -59,7 +59,7 @@ def loss_of(model: CausalModel, text: list[int]) -> torch.Tensor:
 
 
 def part_of(model: CausalModel, rows: Any) -> Part:
-    return Part(loss_of(model, TOKENS[int(rows[0])]), lambda: Measures(0))
+    return Part(loss_of(model, TOKENS[int(rows[0])]), lambda: Measures(0).plain())
 
 
 class Watching:
@@ -159,7 +159,7 @@ def test_a_rank_whose_work_fails_takes_part_to_the_end(moment: str, folder: Path
                 loss_of(model, [1, 10**6])
             part = part_of(model, rows)
             if moment == "after":
-                return Part(part.loss, lambda: Measures(1 // 0))
+                return Part(part.loss, lambda: Measures(1 // 0).plain())
             part.loss.register_hook(lambda gradient: gradient / (1 // 0))
             return part
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_local_trainer import gradients, logprobs, make_trainer, run
+from test_local_trainer import logprobs, make_trainer
+from training import equal, gradients, run
 
 from sparring.algo.config import AlgoConfig
 from sparring.algo.loss.policy import PolicyLoss
@@ -90,7 +91,7 @@ def test_the_same_batch_gives_the_same_gradients_to_the_bit(make_model):
         trainer = LocalTrainer(model, TrainConfig(token_budget=10_000), losses, name="policy", total_steps=1, threads=4)
         run(trainer, lambda t: t.forward_backward(batch))
         found.append(gradients(model))
-    assert all(torch.equal(value, other[name]) for other in found[1:] for name, value in found[0].items())
+    assert all(equal(found[0], other) for other in found[1:])
 
 
 def test_a_demonstration_given_twice_counts_twice(make_model):

@@ -38,10 +38,9 @@ def folder(place: Path, number: int) -> Path:
         "later.py": "VALUE = 'later'\n",
         "json.py": "raise ImportError('not this one')\n",
         "pack/__init__.py": "",
-        "pack/deep.py": "from .sibling import VALUE\nfrom ..helpers import Kind\nfrom . import sibling\nVALUE += 1\n",
+        "pack/deep.py": "from .sibling import VALUE\nfrom . import sibling\nVALUE += 1\n",
         "pack/sibling.py": "import helpers\nVALUE = helpers.NUMBER * 10\n",
     }
-    files["pack/deep.py"] = files["pack/deep.py"].replace("from ..helpers import Kind\n", "")
     for name, text in files.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_text(text)

@@ -78,8 +78,8 @@ class AcrossTokenizers:
         tools = branch[0].tools or ()
         if self._student.render(task.messages, tools).tokens != branch[0].tokens:
             expected = "an environment whose first prompt is the task's messages"
-            do = "take a teacher that has the student's tokenizer"
-            raise refusal(f"task {task.id}", expected, "another prompt", do)
+            fix = "take a teacher that has the student's tokenizer"
+            raise refusal(f"task {task.id}", expected, "another prompt", fix)
         logprobs = list(row.logprobs or ())
         messages, start, can_render = list(task.messages), len(branch[0].tokens), True
         for segment in branch[1:]:

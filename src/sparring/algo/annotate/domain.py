@@ -17,5 +17,5 @@ def teacher_of(teachers: Mapping[str, str], task: Task) -> str:
     for domain in (task.tag, task.env, ANY):
         if domain in teachers:
             return teachers[domain]
-    where, got = f"task {task.id}", f"teachers for {', '.join(sorted(teachers))}"
-    raise refusal(where, f"a teacher for {task.tag or task.env!r}", got, f"add one to `teachers`, or one for {ANY!r}")
+    actual, fix = f"teachers for {', '.join(sorted(teachers))}", f"add one to `teachers`, or one for {ANY!r}"
+    raise refusal(f"task {task.id}", f"a teacher for {task.tag or task.env!r}", actual, fix)

@@ -66,11 +66,10 @@ class KlCoefficient:
 
 
 def _logprobs_and_weights(row: Sample) -> list[tuple[float, float, float]]:
-    """Return the recorded and the reference log-probability of each token, with its policy weight."""
     none = (0.0,) * len(row.tokens)
     if Annotation.REFERENCE not in row.annotations:
-        do = "annotate the reference first"
-        raise refusal("[algo] kl", "an annotation 'reference' on every sample", f"none on {row.id}", do)
+        fix = "annotate the reference first"
+        raise refusal("[algo] kl", "an annotation 'reference' on every sample", f"none on {row.id}", fix)
     return list(
         zip(row.logprobs or none, row.annotations[Annotation.REFERENCE], row.weights.get("policy", none), strict=True)
     )

@@ -114,8 +114,8 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if self.high != 2.0 and self.bound == "none":
             raise ValueError(f'high must be left out with bound = "none", got {self.high}')
         if not self.reject_above >= 0 or not (self.reject_below is None or self.reject_below <= 0):
-            got = f"{self.reject_above} and {self.reject_below}"
-            raise ValueError(f"reject_above must be 0 or more and reject_below 0 or less, got {got}")
+            actual = f"{self.reject_above} and {self.reject_below}"
+            raise ValueError(f"reject_above must be 0 or more and reject_below 0 or less, got {actual}")
         self._check_unused_settings()
 
     def _check_unused_settings(self) -> None:

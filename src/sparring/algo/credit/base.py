@@ -82,7 +82,7 @@ class BaseCredit(NamedRule, frozen=True, kw_only=True):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Do nothing: a rule without state has nothing to restore."""
 
-    def check(self, group_size: int, written: Set[str]) -> None:
+    def check(self, group_size: int, written: Set[Annotation]) -> None:
         """Refuse a stage in which the rule cannot work; `written` are the annotations that the stage writes.
 
         Raises:
@@ -91,8 +91,8 @@ class BaseCredit(NamedRule, frozen=True, kw_only=True):
         """
         if group_size < self.least_members:
             expected = f"at least {self.least_members} rollouts to compare, with credit {name_of(self)!r}"
-            do = "raise it, or choose a credit that works with one rollout, such as 'reinforce_plus_plus'"
-            raise refusal("rollout.group_size", expected, str(group_size), do)
+            fix = "raise it, or choose a credit that works with one rollout, such as 'reinforce_plus_plus'"
+            raise refusal("rollout.group_size", expected, str(group_size), fix)
         missing = [name for name in self.reads if name not in written]
         if missing:
             expected = f"a credit that does not need the annotation '{missing[0]}', which this stage does not compute"

@@ -107,14 +107,14 @@ class Member:
         """Return the state in which each turn was taken (`Score.states`); None for a turn without one."""
         return self._turn_values("states", self.score.states_of(self.trajectory.role), None)
 
-    def read(self, name: str, rule: str) -> list[float]:
+    def read(self, name: Annotation, rule: str) -> list[float]:
         """Return the values of an annotation at each step; refuse a row without it (`BadInput`) in the name of
         `rule`."""
         for row in self.rows:
             if name not in row.annotations:
-                do = "add the annotator that writes it to the stage, or choose another credit"
+                fix = "add the annotator that writes it to the stage, or choose another credit"
                 raise refusal(
-                    f"[algo] credit {rule!r}", f"an annotation '{name}' on every sample", f"none on {row.id}", do
+                    f"[algo] credit {rule!r}", f"an annotation '{name}' on every sample", f"none on {row.id}", fix
                 )
         columns = [row.annotations[name] for row in self.rows]
         return [columns[row][at] for turn in self.steps() for row, at in turn]
@@ -163,13 +163,13 @@ class Member:
         rest = self.outcome - math.fsum(reward for turn, reward in zip(steps, turns, strict=True) if turn)
         return self.earned(rewards, discount, rest)
 
-    def with_steps(self, values: Sequence[float], name: str = "") -> tuple[Sample, ...]:
+    def with_steps(self, values: Sequence[float], name: Annotation | None = None) -> tuple[Sample, ...]:
         """Return the member's rows with one value per step, as advantages or as the annotation `name`; 0.0 at other
         tokens."""
         written = [[0.0] * len(row.tokens) for row in self.rows]
         for (row, at), value in zip((step for turn in self.steps() for step in turn), values, strict=True):
             written[row][at] = value
-        if name:
+        if name is not None:
             return tuple(row.annotated(name, tuple(v)) for row, v in zip(self.rows, written, strict=True))
         return tuple(replace(row, advantages=tuple(v)) for row, v in zip(self.rows, written, strict=True))
 

@@ -31,8 +31,8 @@ class Remax(BaseCredit, frozen=True, kw_only=True, tag="remax"):
         credited = []
         for group, rows in zip(groups, samples, strict=True):
             if not group.baselines and not any(rollout.purpose == "baseline" for rollout in group.failed):
-                do = "let the scheduler add a greedy rollout, or choose 'rloo'"
-                raise refusal("[algo] credit 'remax'", "a baseline rollout per task", f"none in group {group.id}", do)
+                fix = "let the scheduler add a greedy rollout, or choose 'rloo'"
+                raise refusal("[algo] credit 'remax'", "a baseline rollout per task", f"none in group {group.id}", fix)
             everyone = members(group, rows)
             advantages = {}
             for m in everyone if group.baselines else ():

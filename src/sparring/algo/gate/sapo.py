@@ -31,8 +31,8 @@ class Sapo(BaseGate, frozen=True, kw_only=True, tag="sapo"):
 
     def __post_init__(self) -> None:
         if not (self.tau_positive > 0 and self.tau_negative > 0):
-            got = f"{self.tau_positive} and {self.tau_negative}"
-            raise ValueError(f"tau_positive and tau_negative must be above 0, got {got}")
+            actual = f"{self.tau_positive} and {self.tau_negative}"
+            raise ValueError(f"tau_positive and tau_negative must be above 0, got {actual}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
         good = tokens.advantages > 0

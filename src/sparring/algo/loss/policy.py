@@ -94,14 +94,14 @@ class PolicyLoss:
         return LossResult(loss=-total / micro_batch.denominators[self.term], metrics=_metrics(columns, tokens.weighted))
 
     @torch.no_grad()
-    def survey(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> dict[str, torch.Tensor]:
+    def survey(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> dict[Annotation, torch.Tensor]:
         """Compute per-token values that depend on all M tokens of an optimiser step.
 
         These are `chosen` by the gate and `entropic` by `top_entropy` (each 0.0 or 1.0), `correction_mean`, `recounted`
         (factors for the weights of kept tokens), and the first sum of the loss for sequences with several rows. Takes
         the arguments of the loss, for the whole step at once.
         """
-        config, columns = self._config, dict[str, torch.Tensor]()
+        config, columns = self._config, dict[Annotation, torch.Tensor]()
         old, tokens = self._tokens(quantities, micro_batch)
         if isinstance(config.gate, StepGate):
             columns[Annotation.CHOSEN] = config.gate.chosen(bounded(config.ratio(tokens)), tokens).to(old.dtype)
@@ -122,7 +122,9 @@ class PolicyLoss:
             columns |= self._sequence_columns(quantities, replace(micro_batch, annotations=annotations))
         return columns
 
-    def _sequence_columns(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> dict[str, torch.Tensor]:
+    def _sequence_columns(
+        self, quantities: Mapping[str, torch.Tensor], micro_batch: Any
+    ) -> dict[Annotation, torch.Tensor]:
         """Compute the first sum of the loss as annotations: its summands, its slopes and its metrics."""
         with torch.enable_grad():
             logprob = quantities["logprob"].detach().requires_grad_(True)
@@ -130,10 +132,7 @@ class PolicyLoss:
             objective = self._objective(old, tokens, self._weights(micro_batch))
             [slope] = torch.autograd.grad(objective.parts.sum(), logprob)
         columns = objective.columns
-        measured: dict[str, torch.Tensor] = {
-            Annotation.RATIO: columns["ratio"],
-            Annotation.STOPPED: columns["clip_fraction"],
-        }
+        measured = {Annotation.RATIO: columns["ratio"], Annotation.STOPPED: columns["clip_fraction"]}
         if not self._config.correction_rule.does_nothing:
             measured |= {
                 Annotation.CORRECTION_WEIGHT: columns["correction_weight"],
@@ -158,7 +157,6 @@ class PolicyLoss:
         return _Objective(annotations[Annotation.OBJECTIVE] + gradient_term, columns)
 
     def _objective(self, old: torch.Tensor, tokens: PolicyTokens, weights: torch.Tensor) -> _Objective:
-        """Compute the objective of tokens whose sequences are complete."""
         config = self._config
         with naming(config.correction_rule):
             corrected = config.correction_rule(old, tokens)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from functools import partial
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from sparring.algo.config import AlgoConfig
 from sparring.algo.tokens import PolicyTokens
+from sparring.annotations import Annotation
 from sparring.errors import refusal
 
 TOKENS = 24
@@ -32,8 +32,8 @@ def try_on_tokens(algo: AlgoConfig, place: str, name: str) -> None:
     values = _try_in_parts(algo, place, name)
     if place == "correction":
         if values.requires_grad or (values < 0).any():
-            got = "a gradient" if values.requires_grad else f"{values.min():g}"
-            raise refusal(where, f"{name} to give weights of at least 0 without gradient", got, "use detach()")
+            actual = "a gradient" if values.requires_grad else f"{values.min():g}"
+            raise refusal(where, f"{name} to give weights of at least 0 without gradient", actual, "use detach()")
         return
     if not values.requires_grad:
         raise refusal(where, f"{name} to depend on tokens.logprob", "no gradient", "do not detach it throughout")
@@ -46,8 +46,8 @@ def try_on_tokens(algo: AlgoConfig, place: str, name: str) -> None:
         )
         quotient = (higher - lower) / (2 * STEP)
         if abs(quotient - float(gradient[at])) > 1e-4 * max(1.0, abs(quotient)):
-            got = f"{float(gradient[at]):g} where a difference quotient is {quotient:g}"
-            raise refusal(where, f"{name} to have the gradient of its values", got, "correct its backward pass")
+            actual = f"{float(gradient[at]):g} where a difference quotient is {quotient:g}"
+            raise refusal(where, f"{name} to have the gradient of its values", actual, "correct its backward pass")
     rule = getattr(algo, place)
     idle = tokens.sum(tokens.advantages.abs(), unit) == 0
     if not rule.moves_idle_tokens and gradient[idle].any():
@@ -61,25 +61,24 @@ def _try_in_parts(algo: AlgoConfig, place: str, name: str) -> torch.Tensor:
     refuse, (tokens, same) = partial(refusal, f"algo.{place}"), (_drawn_tokens(dtype=torch.float32) for _ in range(2))
     values = _values(algo, place, tokens)
     if values.shape != (TOKENS,) or not values.isfinite().all():
-        got = f"shape {list(values.shape)}: {values.detach().tolist()}"
-        raise refuse(f"{name} to give {TOKENS} finite numbers", got, "give one for each token")
+        actual = f"shape {list(values.shape)}: {values.detach().tolist()}"
+        raise refuse(f"{name} to give {TOKENS} finite numbers", actual, "give one for each token")
     if changed := [field for field in FIELDS if not torch.equal(getattr(tokens, field), getattr(same, field))]:
         raise refuse(f"{name} to leave its input as it is", f"another tokens.{changed[0]}", "change a clone() of it")
     if not torch.equal(values, again := _values(algo, place, same)):
-        got = f"{values.tolist()} and {again.tolist()}"
-        raise refuse(f"{name} to give the same in a second call", got, "use no random numbers and no state")
+        actual = f"{values.tolist()} and {again.tolist()}"
+        raise refuse(f"{name} to give the same in a second call", actual, "use no random numbers and no state")
     index = {"token": torch.arange(TOKENS), "turn": same.turns, "sequence": same.sequences}[algo.unit]
     for number in index.unique():
         beside, alone = values[index == number], _values(algo, place, _selected(same, index == number))
         if not torch.allclose(beside, alone, rtol=1e-4, atol=1e-5):
             expected = f"{name} to give a {algo.unit} the same beside any others of a micro-batch"
-            do = 'combine the tokens of one unit only; `unit = "sequence"` in its class makes that a sequence'
-            raise refuse(expected, f"{beside.tolist()} and, alone, {alone.tolist()}", do)
+            fix = 'combine the tokens of one unit only; `unit = "sequence"` in its class makes that a sequence'
+            raise refuse(expected, f"{beside.tolist()} and, alone, {alone.tolist()}", fix)
     return values
 
 
 def _values(algo: AlgoConfig, place: str, tokens: PolicyTokens) -> torch.Tensor:
-    """Compute the values of one rule, [M]."""
     if place == "correction":
         return algo.correction_rule(tokens.logprob.detach(), tokens).weights
     if place == "loss":
@@ -114,15 +113,14 @@ def _drawn_tokens(at: int = 0, step: float = 0.0, dtype: torch.dtype = torch.flo
 
 
 def _selected(tokens: PolicyTokens, mask: torch.Tensor) -> PolicyTokens:
-    """Return a micro-batch of these tokens alone."""
     chosen = {field: getattr(tokens, field)[mask] for field in FIELDS}
     for unit in ("sequences", "turns"):
         chosen[unit] = chosen[unit].unique(return_inverse=True)[1]
     return PolicyTokens(**chosen, annotations=_ones(int(mask.sum()), tokens.anchor.dtype))
 
 
-def _ones(count: int, dtype: torch.dtype) -> defaultdict[str, torch.Tensor]:
-    return defaultdict(partial(torch.ones, count, dtype=dtype))
+def _ones(count: int, dtype: torch.dtype) -> dict[Annotation, torch.Tensor]:
+    return {name: torch.ones(count, dtype=dtype) for name in Annotation}
 
 
 class _Constants(TorchFunctionMode):

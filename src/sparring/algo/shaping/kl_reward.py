@@ -53,9 +53,9 @@ class KlReward(NamedRule, frozen=True, kw_only=True, tag="kl_reward"):
 
     def _penalise(self, row: Sample) -> Sample:
         if Annotation.REFERENCE not in row.annotations or row.logprobs is None:
-            do = "name a reference model for the stage"
+            fix = "name a reference model for the stage"
             raise refusal(
-                "[algo] kl_reward", "log-probabilities and an annotation 'reference'", f"none on {row.id}", do
+                "[algo] kl_reward", "log-probabilities and an annotation 'reference'", f"none on {row.id}", fix
             )
         earned = row.annotations.get(Annotation.REWARD, (0.0,) * len(row.tokens))
         price = self.coefficient if self.target is None else max(row.annotations[Annotation.KL_COEFFICIENT])

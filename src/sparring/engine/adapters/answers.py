@@ -19,12 +19,9 @@ class TurnCheck:
         self._told: list[int] = []
 
     def check(self, piece: Delta | Completion, newest: int | None) -> None:
-        """Check the next piece, which no version above `newest` may have sampled; None allows any.
-
-        Raises:
-            EngineError: its parts do not belong together, its tokens are not those of the pieces before, or weights of
-                another run sampled it.
-        """
+        """Check the next piece, which no version above `newest` may have sampled; None allows any. Raises EngineError
+        if its parts do not belong together, its tokens are not those of the pieces before, or weights of another run
+        sampled it."""
         if isinstance(piece, Completion):
             if self._told and tuple(self._told) != piece.tokens:
                 self._refuse(f"a turn of the {len(self._told)} tokens told before", f"other {len(piece.tokens)}")
@@ -38,8 +35,8 @@ class TurnCheck:
             self._refuse(f"at most {self._request.sampling.max_tokens} tokens", str(told))
         self._check_parts(piece)
         if newest is not None and max(piece.versions.values, default=newest) > newest:
-            got = f"{max(piece.versions.values)}; use one server per run"
-            self._refuse(f"tokens of version {newest}, the last one sent, or older", got)
+            version = f"{max(piece.versions.values)}; use one server per run"
+            self._refuse(f"tokens of version {newest}, the last one sent, or older", version)
 
     def _check_parts(self, piece: Delta | Completion) -> None:
         """Check the ids of a piece, and that each token has all that belongs to it."""

@@ -68,11 +68,8 @@ def scores_of(
 
 def read_api_key(variable: str) -> str:
     """Read a server's API key from an environment variable: keys are never written in a recipe or on a command line.
-    Without a variable ("") the key is "".
-
-    Raises:
-        BadInput: the variable is not set, is empty, or has characters outside ASCII.
-    """
+    Without a variable ("") the key is "". Raises BadInput if the variable is not set, is empty, or has characters
+    outside ASCII."""
     key = os.environ.get(variable, "") if variable else ""
     if variable and not key:
         raise refusal(f"environment variable {variable}", "an API key", "nothing", "set it")

@@ -1,6 +1,6 @@
 """`Connections`: HTTP/1.1 connections to one server, on one event loop. Torch-free.
 
-A general HTTP client costs ten times the processor time of a turn's bytes. Here a connection has one request at a time
+A general HTTP client costs two to ten times as much processor time a turn. Here a connection has one request at a time
 and stays open behind it, `httptools` parses the answers, and nothing is copied that is not read.
 """
 
@@ -9,11 +9,16 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import httptools
+import httpx
+
+T = TypeVar("T")
 
 KEEP_ALIVE = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -30,6 +35,10 @@ MOST_UNREAD = 256 << 10
 """Number of unread bytes of an answer above which no more are taken from the socket, so that the server waits."""
 
 
+PIECE = 1 << 20
+"""Number of bytes of a request that are handed to the socket at a time."""
+
+
 class ConnectError(OSError):
     """No connection to the server could be opened."""
 
@@ -39,7 +48,10 @@ class Connections:
 
     Args:
         url: `http://host:port/path`, `https://...`, or `unix:path` for a socket.
-        tls: certificates to trust, for `https`.
+        tls: certificates to trust, for `https`; None: those that httpx trusts.
+
+    Raises:
+        ValueError: the URL is none of these.
     """
 
     def __init__(
@@ -47,7 +59,9 @@ class Connections:
     ) -> None:
         self._socket_path = url.removeprefix("unix:") if url.startswith("unix:") else None
         parts = urlsplit("http://engine" if self._socket_path else url)
-        self._tls = tls if parts.scheme == "https" else None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"expected http://HOST:PORT, https://HOST:PORT or unix:PATH, got {url!r}")
+        self._tls = (tls or httpx.create_ssl_context()) if parts.scheme == "https" else None
         self._host, self._port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
         self._path, self._connect_s = parts.path.rstrip("/"), connect_s
         lines = {"host": parts.netloc.rpartition("@")[2], "content-type": "application/json", **headers}
@@ -56,9 +70,9 @@ class Connections:
         self._idle: list[_Connection] = []
         self._closed = False
 
-    async def post(self, path: str, body: bytes) -> HttpAnswer:
+    async def post(self, path: str, body: bytes, large: Sequence[memoryview] = ()) -> HttpAnswer:
         """Send a request to `path` behind the server's URL, and return its answer when the head has come. A cancelled
-        request closes its connection.
+        request closes its connection. `large` is more of the body, which is not copied.
 
         A server may close a kept connection just as a request leaves. Then not a byte of an answer comes, and the
         request is sent again on a new connection.
@@ -68,24 +82,25 @@ class Connections:
             OSError: the server closed the connection before the head.
             ValueError: the answer is not HTTP.
         """
-        return await self._send("POST", path, body)
+        return await self._send("POST", path, body, large)
 
     async def get(self, path: str) -> HttpAnswer:
         """Send a request without a body, as `post`."""
         return await self._send("GET", path, b"")
 
-    async def _send(self, method: str, path: str, body: bytes) -> HttpAnswer:
+    async def _send(self, method: str, path: str, body: bytes, large: Sequence[memoryview] = ()) -> HttpAnswer:
         line = f"{method} {self._path}{path} HTTP/1.1\r\n".encode()
-        data = b"%b%bcontent-length: %d\r\n\r\n%b" % (line, self._head, len(body), body)
+        length = len(body) + sum(map(len, large))
+        data = b"%b%bcontent-length: %d\r\n\r\n%b" % (line, self._head, length, body)
         if self._idle:
             connection = self._idle.pop()
             try:
-                return await connection.ask(data)
+                return await connection.ask(data, large)
             except OSError:
                 if connection.heard:
                     raise
         connection = await self._connect()
-        return await connection.ask(data)
+        return await connection.ask(data, large)
 
     def close(self) -> None:
         """Close all connections. Their requests fail."""
@@ -154,9 +169,14 @@ class HttpAnswer:
             else:
                 await self._connection.news()
 
-    async def read(self) -> bytes:
-        """Return the whole body. Raises as `pieces`."""
-        return b"".join([piece async for piece in self.pieces()])
+    async def read(self, most: int | None = None) -> bytes:
+        """Return the whole body. Raises as `pieces`, and ValueError if it is longer than `most` bytes."""
+        body = bytearray()
+        async for piece in self.pieces():
+            body += piece
+            if most is not None and len(body) > most:
+                raise ValueError(f"expected an answer of at most {most} bytes, got more")
+        return bytes(body)
 
 
 class _Connection(asyncio.Protocol):
@@ -177,6 +197,8 @@ class _Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._lost: Exception | None = None
         self._asked, self._reusable = False, True
+        self._writable = asyncio.Event()
+        self._writable.set()
         self._begin()
 
     def _begin(self) -> None:
@@ -187,13 +209,16 @@ class _Connection(asyncio.Protocol):
         self._num_unread = 0
         self.heard = self.complete = self._headed = False
 
-    async def ask(self, data: bytes) -> HttpAnswer:
+    async def ask(self, data: bytes, large: Sequence[memoryview] = ()) -> HttpAnswer:
         """Send a request and wait for the head of its answer. Raises as `Connections.post`."""
         self._begin()
         self._asked, self._reusable = True, False
         try:
-            if self._lost is None:
-                self._transport.write(data)
+            for part in (memoryview(data), *large):
+                for start in range(0, len(part), PIECE):
+                    await self._writable.wait()
+                    if self._lost is None:
+                        self._transport.write(part[start : start + PIECE])
             while not self._headed:
                 await self.news()
         except BaseException:
@@ -271,8 +296,17 @@ class _Connection(asyncio.Protocol):
         if self._headed and not self.complete and exc is None and self._ends_with_connection():
             self.complete, self._reusable = True, False
         self._lost = self._lost or exc or ConnectionResetError("the server closed the connection")
+        self._writable.set()
         self._owner.forget(self)
         self._wake()
+
+    def pause_writing(self) -> None:
+        """Let a large body wait for the server."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """Let a large body go on."""
+        self._writable.set()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header, or a trailer, which is of no interest."""
@@ -313,3 +347,10 @@ class _Connection(asyncio.Protocol):
         """Wake the request that waits for more of its answer."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def blocking(work: Coroutine[Any, Any, T]) -> T:
+    """Return what a coroutine returns. It has a thread and an event loop of its own, so that the caller may be on a
+    loop."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()

@@ -67,8 +67,6 @@ class Models(msgspec.Struct):
 
 @dataclass(slots=True)
 class _PartialTurn:
-    """Tokens that a request has sampled so far."""
-
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     tops: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
@@ -157,11 +155,11 @@ class OpenAiEngine:
         prompt_logprobs. Entropies are unknown: they are NaN."""
         where = f"score {request.id}"
         if request.temperature != 1:
-            got = f"{request.temperature:g}; score with a native engine"
-            raise RequestRefused(f"{where}: expected temperature 1 from an OpenAI-compatible server, got {got}")
+            temperature = f"{request.temperature:g}; score with a native engine"
+            raise RequestRefused(f"{where}: expected temperature 1 from an OpenAI-compatible server, got {temperature}")
         if not 1 <= request.first < len(request.tokens):
-            got = f"{request.first} of {len(request.tokens)}; the first token has no log-probability"
-            raise RequestRefused(f"{where}: expected 1 <= first < number of tokens, got {got}")
+            position = f"{request.first} of {len(request.tokens)}; the first token has no log-probability"
+            raise RequestRefused(f"{where}: expected 1 <= first < number of tokens, got {position}")
         rows = (await self._judged(request.tokens, request.top_k, where))[request.first :]
         return scores_of(request, rows, [math.nan] * len(rows), self._version)
 
@@ -171,8 +169,8 @@ class OpenAiEngine:
     async def pull(self, ref: WeightRef) -> None:
         """Refuse: such a server takes no weight updates."""
         where = f"weights of {ref.model} version {ref.version}"
-        got = "an OpenAI-compatible server; train with another"
-        raise WeightsError(f"{where}: expected an engine that takes weight updates, got {got}")
+        kind = "an OpenAI-compatible server; train with another"
+        raise WeightsError(f"{where}: expected an engine that takes weight updates, got {kind}")
 
     async def sleep(self) -> None:
         """Refuse: such a server keeps its memory."""
@@ -189,8 +187,8 @@ class OpenAiEngine:
         try:
             answer = client.get(f"{self._url}/models")
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-            got = f"{type(error).__name__}: {error}"
-            raise refusal(where, "an OpenAI-compatible server", got, "start it, or correct engine.urls") from error
+            cause = f"{type(error).__name__}: {error}"
+            raise refusal(where, "an OpenAI-compatible server", cause, "start it, or correct engine.urls") from error
         if answer.status_code == 401:
             raise refusal(where, "the server's API key", "a wrong key or none", "set engine.api_key_env")
         with boundary(BadInput, where, "a list of models", "correct engine.urls; it ends with /v1"):
@@ -198,19 +196,19 @@ class OpenAiEngine:
                 str(entry["id"]) for entry in msgspec.json.decode(answer.raise_for_status().content, type=Models).data
             ]
         if model not in names if model else len(names) != 1:
-            do = "name one of its models in engine.served_model"
-            raise refusal(where, model or "one model", ", ".join(names) or "none", do)
+            remedy = "name one of its models in engine.served_model"
+            raise refusal(where, model or "one model", ", ".join(names) or "none", remedy)
         return model or names[0]
 
     def _probe(self, client: httpx.Client) -> bool:
         """Return True if the server's log-probabilities are of the sampling distribution, False if they are of logits
         not yet divided by the temperature. Raises BadInput if the server does not take or return token ids."""
         where, likeliest = f"engine at {self._url}", []
-        expected, do = "completions for prompts of token ids", "use a server that takes them, such as vLLM"
+        expected, remedy = "completions for prompts of token ids", "use a server that takes them, such as vLLM"
         for temperature in (1.0, 0.5):
             sampling = Sampling(temperature=temperature, max_tokens=1, top_logprobs=1)
             body = {**self._sampling(sampling), "model": self._model, "prompt": [0]}
-            with boundary(BadInput, where, expected, do):
+            with boundary(BadInput, where, expected, remedy):
                 answer = client.post(f"{self._url}/completions", json=body)
                 if answer.status_code != 200:
                     raise ValueError(_message(answer.content, answer.status_code))
@@ -228,10 +226,10 @@ class OpenAiEngine:
         truncates = sampling.temperature > 0 and (sampling.top_p < 1 or sampling.top_k or sampling.min_p)
         changed = sampling.temperature not in RAW_AT or truncates or sampling.logit_bias or sampling.min_tokens
         if not request.tokens or sampling.max_tokens < 1:
-            got = (
+            answer = (
                 f"{len(request.tokens)} tokens and max_tokens {sampling.max_tokens}; send a prompt and raise max_tokens"
             )
-            problem = "a prompt and max_tokens of at least 1", got
+            problem = "a prompt and max_tokens of at least 1", answer
         elif request.adapter is not None:
             problem = (
                 "no adapter",
@@ -239,8 +237,8 @@ class OpenAiEngine:
             )
         elif sampling.constraint or request.allowed:
             kind = "a function" if sampling.constraint is None else f"a {sampling.constraint.kind}"
-            do = 'leave it to the policy (a tool choice, a format), or use an engine of kind "native" or "remote"'
-            problem = "no constraint", f"{kind}; {do}"
+            remedy = 'leave it to the policy (a tool choice, a format), or use an engine of kind "native" or "remote"'
+            problem = "no constraint", f"{kind}; {remedy}"
         elif request.ends and not sampling.stop_strings:
             problem = "stop strings as text", "a Python function (`ends`); set stop_strings in its sampling"
         elif request.told and request.ends:
@@ -294,7 +292,6 @@ class OpenAiEngine:
                                 yield choice
 
     async def _judged(self, tokens: tuple[int, ...], top_k: int, where: str) -> list[dict[int, float]]:
-        """Return the log-probabilities at each position of a prompt, by token id."""
         body = {"model": self._model, "prompt": list(tokens), "max_tokens": 1, "prompt_logprobs": top_k}
         with boundary(EngineError, f"engine at {self._url}: {where}"):
             answer = await self._client.post(f"{self._url}/completions", json=body)
@@ -303,8 +300,8 @@ class OpenAiEngine:
                 raise kind(f"{where}: {_message(answer.content, answer.status_code)}")
             [choice] = _decoded(answer.content, where).choices
             if choice.prompt_logprobs is None:
-                got = "an answer without prompt_logprobs; score with another engine"
-                raise RequestRefused(f"{where}: expected log-probabilities of the prompt, got {got}")
+                silence = "an answer without prompt_logprobs; score with another engine"
+                raise RequestRefused(f"{where}: expected log-probabilities of the prompt, got {silence}")
             return [{int(id): float(at["logprob"]) for id, at in (row or {}).items()} for row in choice.prompt_logprobs]
 
 

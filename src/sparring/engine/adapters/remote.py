@@ -165,11 +165,10 @@ class RemoteEngine(RemoteClient):
             raise EngineError(str(error)) from error
 
     def _check_served(self, version: int, base: int) -> None:
-        """Check that an acknowledged version is the served one. Raises WeightsError if it is not."""
         if (self._version, self._base) != (version, base):
-            got = f"{self._version} of one that began at {self._base}; use one server per run"
+            served = f"{self._version} of one that began at {self._base}; use one server per run"
             expected = f"version {version} of a run that began at {base}, as acknowledged"
-            raise WeightsError(f"{self._where}: expected {expected}, got {got}")
+            raise WeightsError(f"{self._where}: expected {expected}, got {served}")
 
     @property
     def _where(self) -> str:

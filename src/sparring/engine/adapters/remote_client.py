@@ -6,20 +6,19 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import httpx
 import msgspec
 
 from sparring.engine import wire
 from sparring.engine.adapters.answers import TurnCheck
 from sparring.engine.adapters.client import ClientCounts, authorization, completion_of
-from sparring.engine.adapters.connections import KEEP_ALIVE, Connections, HttpAnswer
+from sparring.engine.adapters.connections import Connections, HttpAnswer, blocking
 from sparring.engine.config import EngineConfig
 from sparring.engine.prompts import SentPrompt, SentPrompts
-from sparring.errors import EngineError, RequestRefused, SparringError, boundary, refusal
+from sparring.errors import EngineError, RequestRefused, boundary, refusal
 from sparring.generation import Completion, Delta, GenerateRequest, Runs, ScoreRequest, Scores
 
 CONNECT_S = 10.0
@@ -108,8 +107,10 @@ class RemoteClient:
         kind = "vllm" if config.kind == "vllm" else "native"
         if served.kind != kind:
             expected = f"a {kind} engine, as engine.kind says"
-            do = f'serve it with --set engine.kind={kind}, or give only {served.kind} engines and engine.kind = "%s"'
-            raise refusal(where, expected, served.kind, do % ("vllm" if kind == "native" else "remote"))
+            remedy = (
+                f'serve it with --set engine.kind={kind}, or give only {served.kind} engines and engine.kind = "%s"'
+            )
+            raise refusal(where, expected, served.kind, remedy % ("vllm" if kind == "native" else "remote"))
         if served.dtype != dtype:
             raise refusal(
                 where, f"a model in {dtype}, as in models.{self._name}.dtype", served.dtype, "serve it with --dtype"
@@ -118,15 +119,15 @@ class RemoteClient:
             return
         if (served.numerics == "fast") != (numerics == "fast"):
             wanted = "fast" if numerics == "fast" else "exact"
-            do = "serve it with --numerics"
-            raise refusal(where, f"numerics {wanted}, as in models.{self._name}.numerics", served.numerics, do)
+            remedy = "serve it with --numerics"
+            raise refusal(where, f"numerics {wanted}, as in models.{self._name}.numerics", served.numerics, remedy)
         if served.numerics != numerics:
-            do = "serve it on a processor like this one, with the same SPARRING_KERNELS"
-            raise refusal(where, f"kernel path {numerics}, as in this process", served.numerics, do)
+            remedy = "serve it on a processor like this one, with the same SPARRING_KERNELS"
+            raise refusal(where, f"kernel path {numerics}, as in this process", served.numerics, remedy)
         room = min(served.max_positions, config.kv.capacity(served.token_bytes))
         if served.context < room:
-            do = "serve it with a larger engine.kv.bytes, or lower it in the recipe"
-            raise refusal(where, f"a context of {room} tokens, as engine.kv.bytes allows", str(served.context), do)
+            remedy = "serve it with a larger engine.kv.bytes, or lower it in the recipe"
+            raise refusal(where, f"a context of {room} tokens, as engine.kv.bytes allows", str(served.context), remedy)
 
     async def generate(self, request: GenerateRequest) -> Completion:
         return await completion_of(self._pieces(request, deltas=False))
@@ -180,28 +181,26 @@ class RemoteClient:
         self._connections.close()
 
     def _new_connections(self) -> Connections:
-        tls = httpx.create_ssl_context() if self.url.startswith("https:") else None  # as `_blocking` has it
-        return Connections(self.url, self._headers, connect_s=CONNECT_S, tls=tls)
-
-    def _blocking(self, timeout_s: float | None) -> httpx.Client:
-        path = self.url.removeprefix("unix:") if self.url.startswith("unix:") else None
-        transport = httpx.HTTPTransport(uds=path, socket_options=None if path else KEEP_ALIVE)
-        base_url = "http://engine" if path else self.url
-        return httpx.Client(base_url=base_url, headers=self._headers, transport=transport, timeout=timeout_s)
+        return Connections(self.url, self._headers, connect_s=CONNECT_S)
 
     def _ask_what_is_served(self) -> wire.ServedModel:
         try:
-            with self._blocking(CONNECT_S) as client:
-                answer = client.get("/v1/model")
-        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+            status, headers, body = blocking(self._model_answer())
+        except (OSError, ValueError) as error:
             raise wire.unreachable(self.url, f"{type(error).__name__}: {error}") from error
-        if answer.status_code == 401:
+        if status == 401:
             raise refusal(
                 f"engine at {self.url}", "the server's API key", "a wrong key or none", "set engine.api_key_env"
             )
-        if answer.status_code != 200 or wire.INSTANCE not in answer.headers:
-            raise wire.unreachable(self.url, f"another server, status {answer.status_code}")
-        return wire.decode(answer.content, wire.ServedModel, f"engine at {self.url}")
+        if status != 200 or wire.INSTANCE not in headers:
+            raise wire.unreachable(self.url, f"another server, status {status}")
+        return wire.decode(body, wire.ServedModel, f"engine at {self.url}")
+
+    async def _model_answer(self) -> tuple[int, Mapping[str, str], bytes]:
+        with closing(self._new_connections()) as server:
+            async with asyncio.timeout(CONNECT_S):
+                with await server.get("/v1/model") as answer:
+                    return answer.status, answer.headers, await answer.read()
 
     async def _pieces(self, request: GenerateRequest, *, deltas: bool) -> AsyncGenerator[Delta | Completion, None]:
         where, live = f"engine at {self.url}: request {request.id}", _SentRequest()
@@ -263,7 +262,7 @@ class RemoteClient:
         this client. Raises EngineError otherwise, or the server's error."""
         instance = headers.get(wire.INSTANCE, "")
         if status != 200:
-            error = _error(status, body, where)
+            error = wire.error_of(status, body, where)
             if isinstance(error, RequestRefused) and (status == 401 or not adopts and instance != self._instance):
                 raise EngineError(str(error))  # another server has this address: the request may be served elsewhere
             raise error
@@ -295,14 +294,6 @@ def check_distinct(clients: Sequence[RemoteClient]) -> None:
             raise refusal(
                 "engine.urls", "a server of its own at each address", f"{other} at {client.place} too", "leave one out"
             )
-
-
-def _error(status: int, body: bytes, where: str) -> SparringError:
-    """Return the error that an answer holds."""
-    try:
-        return wire.raised(msgspec.json.decode(body, type=wire.Failed).error, where)
-    except msgspec.MsgspecError:
-        return EngineError(f"{where}: status {status}: {body[:200]!r}")
 
 
 async def _events(answer: HttpAnswer) -> AsyncIterator[tuple[str, bytes]]:

@@ -205,11 +205,8 @@ class VllmEngine:
 
         `engine.update.live_kv` decides about running requests. keep: they continue with their keys and values;
         recompute: they recompute them; drain: the update waits until they have finished. Cancelling the caller does not
-        stop an update that has begun.
-
-        Raises:
-            EngineError: the engine is closed, or the old weights could not be restored.
-        """
+        stop an update that has begun. Raises EngineError if the engine is closed, or the old weights could not be
+        restored."""
         check_model(ref, self._name)
         self._check_open()
         await asyncio.shield(self._start(self._pull(ref)))
@@ -256,7 +253,6 @@ class VllmEngine:
             raise EngineError(self.weights.broken or closed)
 
     async def _available(self) -> None:
-        """Wait for the end of an update."""
         await self.weights.available.wait()
         self._check_open()
 

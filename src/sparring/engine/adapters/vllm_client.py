@@ -24,11 +24,8 @@ class VllmClient:
         self._client: httpx.AsyncClient | None = None
 
     async def post(self, address: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Send one request and return the decoded answer.
-
-        Raises:
-            EngineError: the request failed; if the server has ended, the message has the end of its log.
-        """
+        """Send one request and return the decoded answer. Raises EngineError if the request failed; if the server has
+        ended, the message has the end of its log."""
         return await self._asked("POST", address, body)
 
     async def get(self, address: str) -> Any:
@@ -89,11 +86,8 @@ class StepWatch:
 
     async def check(self, *, updating: bool) -> None:
         """Ask the engine, unless it owes an answer, and wait a moment for it. While the weights are `updating` an
-        answer may take longer than a step.
-
-        Raises:
-            EngineError: vLLM has ended or failed, or has owed an answer for too long.
-        """
+        answer may take longer than a step. Raises EngineError if vLLM has ended or failed, or has owed an answer for
+        too long."""
         question, now = self._question, asyncio.get_running_loop().time()
         if question is None or question.done():
             question = self._question = asyncio.create_task(self._client.get("/is_sleeping"))

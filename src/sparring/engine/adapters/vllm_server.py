@@ -123,11 +123,11 @@ class VllmServer:
         while True:
             code = self._process.poll()
             if code is not None:
-                got = f"exit status {code}; the end of its log:\n{self.log_tail()}"
-                raise EngineError(f"vLLM: expected the server to start, got {got}")
+                end = f"exit status {code}; the end of its log:\n{self.log_tail()}"
+                raise EngineError(f"vLLM: expected the server to start, got {end}")
             if time.monotonic() > deadline:
-                do = f"raise engine.vllm.start_timeout_s; the end of its log:\n{self.log_tail()}"
-                raise EngineError(f"vLLM: expected the server to start in time, got no answer; {do}")
+                remedy = f"raise engine.vllm.start_timeout_s; the end of its log:\n{self.log_tail()}"
+                raise EngineError(f"vLLM: expected the server to start in time, got no answer; {remedy}")
             try:
                 self.ask("GET", "/health")
                 return
@@ -136,21 +136,17 @@ class VllmServer:
 
 
 def find_vllm(config: EngineConfig) -> str:
-    """Return the interpreter that can import vLLM.
-
-    Raises:
-        BadInput: there is no such interpreter, or it has no vLLM.
-    """
+    """Return the interpreter that can import vLLM. Raises BadInput if there is no interpreter, or if it lacks vLLM."""
     python = config.vllm.python or sys.executable
     where = "engine.vllm.python"
-    do = "name the interpreter of an environment with vLLM (`make test-vllm` installs .venv-vllm, for CPUs)"
+    remedy = "name the interpreter of an environment with vLLM (`make test-vllm` installs .venv-vllm, for CPUs)"
     looks = "import importlib.util as u, sys; sys.exit(u.find_spec('vllm') is None)"
     try:
         done = subprocess.run([python, "-c", looks], stdin=subprocess.DEVNULL, capture_output=True, check=False)
     except OSError as error:
-        raise refusal(where, "a Python interpreter", f"{python}: {error.strerror}", do) from error
+        raise refusal(where, "a Python interpreter", f"{python}: {error.strerror}", remedy) from error
     if done.returncode:
-        raise refusal(where, "a Python that can import vllm", f"{python}, which cannot", do)
+        raise refusal(where, "a Python that can import vllm", f"{python}, which cannot", remedy)
     return python
 
 

@@ -30,7 +30,6 @@ class VllmWeights:
     """Weights that a vLLM server serves: an update pauses it, loads, verifies and commits them, and resumes.
 
     Args:
-        engine: name of the engine, for messages.
         version: version of the weights in the server's folder.
 
     Attributes:
@@ -93,8 +92,8 @@ class VllmWeights:
             async with asyncio.timeout(self._config.update.timeout_s):
                 logprobs = await self._judged(tokens)
         except TimeoutError:
-            got = f"no answer within engine.update.timeout_s; {OLD_STAYS}"
-            raise WeightsError(f"{about}: expected vLLM to score the probe, got {got}") from None
+            silence = f"no answer within engine.update.timeout_s; {OLD_STAYS}"
+            raise WeightsError(f"{about}: expected vLLM to score the probe, got {silence}") from None
         worst = max((abs(a - b) for a, b in zip(logprobs, expected, strict=True)), default=0.0)
         # a comparison with NaN is false, so NaN is refused
         if not all(abs(a - b) <= self._tolerance for a, b in zip(logprobs, expected, strict=True)):

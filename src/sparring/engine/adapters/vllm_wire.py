@@ -41,8 +41,8 @@ def problem_for_vllm(request: GenerateRequest, vocab_size: int) -> str | None:
         return "no recorded versions, got some; vLLM samples under the version it serves: use a native engine"
     if request.allowed is not None:
         kind = "a function" if sampling.constraint is None else f"a {sampling.constraint.kind}"
-        do = 'leave it to the policy (a tool choice, a format), or set engine.kind to "native" or "remote"'
-        return f"no constraint (`allowed`), got {kind}; vLLM takes no token masks from its caller: {do}"
+        remedy = 'leave it to the policy (a tool choice, a format), or set engine.kind to "native" or "remote"'
+        return f"no constraint (`allowed`), got {kind}; vLLM takes no token masks from its caller: {remedy}"
     if truncates(sampling) and not sampling.top_k and vocab_size > WHOLE_VOCABULARY:
         most = f"top_k beside top_p and min_p where the vocabulary has more than {WHOLE_VOCABULARY} tokens"
         return f"{most}, got none and {vocab_size}; vLLM names the tokens it kept only as the likeliest ones: set top_k"

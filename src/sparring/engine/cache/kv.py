@@ -132,11 +132,8 @@ class KvCache:
         return -(-num_tokens // self.page_size)
 
     def take(self, count: int, spare: int = 0) -> list[int] | None:
-        """Take `count` pages, evicting parked conversations if too few are free.
-
-        Returns:
-            The pages; None, with nothing evicted, if fewer than `spare` would be available afterwards.
-        """
+        """Take `count` pages, evicting parked conversations if too few are free. Return the pages; None, with nothing
+        evicted, if fewer than `spare` would be available afterwards."""
         if count + spare > self.num_available:
             return None
         while self.pool.num_free < count:

@@ -97,12 +97,8 @@ class StateSlots:
 
     def resume(self, owner: str | Prefix, cached: Prefix) -> int | None:
         """Take over the state of a parked conversation, or a copy of the state of a cached prefix, for a request for
-        which the pages of the tokens `cached` were found.
-
-        Returns:
-            The slot; None if the state summarises other tokens than `cached` or belongs to other weights. The state of
-                a conversation is then dropped.
-        """
+        which the pages of the tokens `cached` were found. Return the slot; None if the state summarises other tokens
+        than `cached` or belongs to other weights. The state of a conversation is then dropped."""
         parked = self._parked.get(owner)
         fits = parked is not None and parked.prefix == cached
         if parked is None or isinstance(owner, Prefix):

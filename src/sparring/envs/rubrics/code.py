@@ -65,15 +65,17 @@ class ProgramTests:
         the box would truncate (`BadInput`)."""
         column, value = self._config.column, task.data.get(self._config.column)
         if not _tests(value):
-            got = repr(value)[:80]
-            raise refusal(f"column {column}", "a list of {stdin, stdout}, or assert statements", got, "correct the row")
+            actual = repr(value)[:80]
+            raise refusal(
+                f"column {column}", "a list of {stdin, stdout}, or assert statements", actual, "correct the row"
+            )
         if not isinstance(task.data.get("shared", False), bool):
-            got = repr(task.data["shared"])[:80]
-            do = "rename the column, or say whether tests and answer share a process"
-            raise refusal("column shared", "true or false", got, do)
+            actual = repr(task.data["shared"])[:80]
+            remedy = "rename the column, or say whether tests and answer share a process"
+            raise refusal("column shared", "true or false", actual, remedy)
         if all(isinstance(test, Mapping) and not _lines(test["stdout"]) for test in _tests(value)):
-            got, do = "empty outputs alone", "correct the row: a program that does nothing passes"
-            raise refusal(f"column {column}", "a test with an output to print", got, do)
+            actual, remedy = "empty outputs alone", "correct the row: a program that does nothing passes"
+            raise refusal(f"column {column}", "a test with an output to print", actual, remedy)
         texts = [ReadTest(test, f"column {column}") for test in _tests(value) if isinstance(test, str)]
         if len(texts) == len(_tests(value)) and not any(text.can_fail for text in texts):
             expected = "a test that asserts what the answer returns"
@@ -109,10 +111,12 @@ class ProgramTests:
         program = self._program(task.data[column])
         for number, test in enumerate(_tests(task.data[self._config.column]), 1):
             if why := await _failure(program, test, _shares_process(task), box):
-                do = "correct the row, name the column of its right program (reference), or set reference to none"
+                remedy = "correct the row, name the column of its right program (reference), or set reference to none"
                 if isinstance(test, str) and not _shares_process(task):
-                    do += "; tests that need more of the program than plain data need shared = true in the row"
-                raise refusal(f"column {column}", "a program that passes the row's tests", f"test {number}: {why}", do)
+                    remedy += "; tests that need more of the program than plain data need shared = true in the row"
+                raise refusal(
+                    f"column {column}", "a program that passes the row's tests", f"test {number}: {why}", remedy
+                )
         return True
 
     def has_reference(self, task: Task) -> bool:
@@ -134,8 +138,8 @@ class ProgramTests:
                 if why := await _failure(program, test, _shares_process(task), box):
                     break
             else:
-                got = f"{tests[0]!r:.80}, which pass"
-                raise refusal(where, f"tests that a program fails {does}", got, JUDGE_NOTHING)
+                actual = f"{tests[0]!r:.80}, which pass"
+                raise refusal(where, f"tests that a program fails {does}", actual, JUDGE_NOTHING)
             if why.startswith("ModuleNotFoundError"):
                 raise refusal(where, "a test of what boxes have", why, "import modules of Python's library alone")
 
@@ -161,7 +165,6 @@ async def passes(program: str, tests: str, box: Sandbox) -> bool:
 
 
 def _tests(value: Any) -> list[Any]:
-    """Return the tests of a row; empty if the value is not a list of tests."""
     tests = [value] if isinstance(value, str) else list(value) if isinstance(value, (list, tuple)) else []
     return tests if all(map(_is_test, tests)) else []
 
@@ -211,14 +214,9 @@ async def _shared_failure(program: str, test: str, box: Sandbox) -> str:
 
     A program can exit with status 0 at any time, so success is a secret printed after the assertions. A program can
     still find it in the interpreter's frames, and there are shorter ways to cheat."""
-    passed = secrets.token_hex(16)
-    result = await box.python(_shared_code(program, test, passed))
+    passed, defined = secrets.token_hex(16), ReadTest(test, "a test").defined
+    result = await box.python(SHARED.format(program=program, test=test, passed=passed.encode(), defined=defined))
     return "" if result.stderr.endswith(passed) else _last_words(result)
-
-
-def _shared_code(program: str, test: str, passed: str) -> str:
-    defined = ReadTest(test, "a test").defined
-    return SHARED.format(program=program, test=test, passed=passed.encode(), defined=defined)
 
 
 def _last_words(result: ExecResult) -> str:

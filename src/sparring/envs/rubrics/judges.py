@@ -117,8 +117,6 @@ class Judges:
 
         Args:
             part: names the model and has its prompt settings.
-            question: user message.
-            read: parser of the reply.
             constraint: constraint on the reply, used if the part has `constrain`.
             sample: index of the verdict among several on one question.
 
@@ -208,7 +206,6 @@ class Judges:
         return await asyncio.shield(task)  # other callers may still wait for it if this one is cancelled
 
     def _key(self, model: str, messages: Sequence[Message], sampling: Sampling) -> str:
-        """Return a digest of everything that the reply depends on."""
         question = (self._identity_of(model), [(m.role, m.content) for m in messages], sampling)
         return f"judge/{xxhash.xxh3_128_hexdigest(repr(question).encode('utf-8', 'surrogatepass'))}"
 

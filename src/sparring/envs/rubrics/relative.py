@@ -123,7 +123,7 @@ class RelativeScorer:
             texts = "\n\n".join(f"[{number}]\n{answers[place]}" for number, place in enumerate(order, 1))
             question = fill_prompt(part.prompt, task, {"answers": texts})
             ranks = await self._judges.verdict(part, question, read, where, constraint=constraint, sample=sample)
-            return [order[shown] for shown in ranks]
+            return [order[number] for number in ranks]
 
         rankings = []
         for sample in range(part.samples):

@@ -57,9 +57,9 @@ class TextCheck:
             return
         for target in targets_of(self._config, task.data):
             if SIMPLE.fullmatch(target) is None and (why := await self._workers.unread(self._config, target)):
-                do = "correct the row, pick what counts with column_find, or compare it as a text: kind exact"
+                remedy = "correct the row, pick what counts with column_find, or compare it as a text: kind exact"
                 where = f"column {self._config.column}"
-                raise refusal(where, "an answer that math-verify reads whole", f"{target[:80]!r}: {why}", do)
+                raise refusal(where, "an answer that math-verify reads whole", f"{target[:80]!r}: {why}", remedy)
 
     async def value(self, completion: str, task: Task, box: Sandbox | None) -> float:
         return await self._workers.worth(self._config, completion, targets_of(self._config, task.data))
@@ -69,9 +69,7 @@ class Rubric:
     """Scorer of single answers. `relative.RelativeScorer` handles the parts that compare the answers of a group.
 
     Args:
-        parts: parts by name.
         workers: processes that check texts; started when needed.
-        judges: judging models.
         proven: cache of rows that passed `prove`.
 
     Attributes:
@@ -106,9 +104,9 @@ class Rubric:
         parts = self._parts_for(task)
         if not parts:
             domains = sorted({domain for part in self.parts.values() for domain in part.domains})
-            got = repr(str(task.data.get("domain", "")))
+            actual = repr(str(task.data.get("domain", "")))
             raise refusal(
-                f"task {task.id}, domain", f"one of {', '.join(domains)}", got, "add a part for it to env.rubric"
+                f"task {task.id}, domain", f"one of {', '.join(domains)}", actual, "add a part for it to env.rubric"
             )
         if not any(part.weight for part in parts.values()):
             raise refusal(

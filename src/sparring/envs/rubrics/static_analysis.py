@@ -128,8 +128,8 @@ def _check_arguments(function: Function, count: int, where: str) -> None:
     arguments = function.args
     required = len(arguments.posonlyargs) + len(arguments.args) - len(arguments.defaults)
     if required > count or None in arguments.kw_defaults:
-        expected, do = "test functions without parameters", "call it, or write its cases out (no fixtures are made)"
-        raise refusal(where, expected, f"{function.name}({ast.unparse(arguments)})", do)
+        expected, remedy = "test functions without parameters", "call it, or write its cases out (no fixtures are made)"
+        raise refusal(where, expected, f"{function.name}({ast.unparse(arguments)})", remedy)
 
 
 def _is_constant(node: ast.expr) -> bool:

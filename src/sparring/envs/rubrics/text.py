@@ -56,8 +56,8 @@ def targets_of(part: Text, row: Mapping[str, Any]) -> Any:
     options = list(value) if isinstance(value, (list, tuple)) else [value]
     texts = [last_match(part.column_find, _to_text(option)) if _is_scalar(option) else None for option in options]
     if not texts or not all(texts):
-        do = "correct the row, or column_find"
-        raise refusal(where, "a text, number or list to compare with", repr(value)[:80], do)
+        remedy = "correct the row, or column_find"
+        raise refusal(where, "a text, number or list to compare with", repr(value)[:80], remedy)
     if isinstance(part, (Number, Mathematics)) and not part.column_find:
         texts = [final(text or "") for text in texts]
     for text in texts:
@@ -79,11 +79,11 @@ def _to_text(value: Any) -> str:
 def _check_target(part: Exact | Fuzzy | Number | Mathematics, text: str, where: str) -> None:
     """Refuse a right answer that the part cannot read completely. Formulas are only checked for spellings of a missing
     value here; `Workers.unread` parses them."""
-    do = "correct the row, pick what counts with column_find, or take another kind"
+    remedy = "correct the row, pick what counts with column_find, or take another kind"
     if isinstance(part, Number) and whole_number(text) is None:
-        raise refusal(where, "a number and nothing beside it", repr(text)[:80], f"{do} (math reads formulas)")
+        raise refusal(where, "a number and nothing beside it", repr(text)[:80], f"{remedy} (math reads formulas)")
     if isinstance(part, Mathematics) and text.casefold() in NOTHING:
-        raise refusal(where, "a formula, a number or a set of them", repr(text)[:80], do)
+        raise refusal(where, "a formula, a number or a set of them", repr(text)[:80], remedy)
     if isinstance(part, Exact) and not normal(text, part.case, part.punctuation):
         raise refusal(where, "a text that is more than punctuation", repr(text)[:80], "set punctuation = true")
 
@@ -172,7 +172,6 @@ def json_worth(part: Json, text: str, target: Any) -> float:
 
 
 def _fields(part: Json, value: Any) -> list[tuple[str, Any]]:
-    """Return (path, value) of each field to compare."""
     where, column_value = f"column {part.column}", value
     if isinstance(value, str):
         with boundary(BadInput, where, "JSON", "correct the row"):
@@ -186,8 +185,8 @@ def _fields(part: Json, value: Any) -> list[tuple[str, Any]]:
     if missing:
         raise refusal(where, f"a field {missing[0]!r}", ", ".join(value), "correct the row, or the part's fields")
     if json_worth(part, written, targets) != 1:
-        do = "correct the row, or the part's schema"
-        raise refusal(where, "an object of the part's own schema", written[:80], do)
+        remedy = "correct the row, or the part's schema"
+        raise refusal(where, "an object of the part's own schema", written[:80], remedy)
     return targets
 
 

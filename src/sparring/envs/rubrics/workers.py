@@ -64,7 +64,6 @@ class Workers:
         return answer
 
     def _ask(self, line: bytes, wall_s: float) -> dict[str, Any]:
-        """Send a line to this thread's worker process and return its answer."""
         process = getattr(self._own, "process", None)
         if process is None or process.ended:
             process = self._own.process = LineProcess([sys.executable, "-m", "sparring.envs.rubrics.worker"])

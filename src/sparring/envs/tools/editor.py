@@ -35,10 +35,10 @@ class EditorTool:
         lines = (await self._text(path)).split("\n")
         if not 1 <= first_line <= len(lines):
             raise ToolError(f"{path} has lines 1 to {len(lines)}, not {first_line}")
-        shown = lines[first_line - 1 : first_line - 1 + MOST_LINES]
-        left = len(lines) - (first_line - 1 + len(shown))
-        numbered = [f"{number}\t{line}" for number, line in enumerate(shown, first_line)]
-        return "\n".join([*numbered, *([f"{left} more lines"] if left else [])])
+        window = lines[first_line - 1 : first_line - 1 + MOST_LINES]
+        rest = len(lines) - (first_line - 1 + len(window))
+        numbered = [f"{number}\t{line}" for number, line in enumerate(window, first_line)]
+        return "\n".join([*numbered, *([f"{rest} more lines"] if rest else [])])
 
     @tool
     @cooperative

@@ -23,16 +23,8 @@ from sparring.gateway.dialects.dialect import (
     thought_tokens,
 )
 from sparring.gateway.dialects.evidence import evidence_of
-from sparring.gateway.dialects.fields import (
-    count_in,
-    flag_in,
-    noted_fields,
-    objects_in,
-    optional,
-    text_field,
-    texts_in,
-    typed,
-)
+from sparring.gateway.dialects.fields import objects_in, optional, text_field, texts_in
+from sparring.gateway.dialects.forms import CHAT_ROLES, ChatForm, form_in
 from sparring.gateway.dialects.openai import (
     REQUEST_ID,
     UNREADABLE,
@@ -44,21 +36,6 @@ from sparring.gateway.dialects.openai import (
 )
 from sparring.reply import ReplyHead, SampledReply, calls_shown, text_shown
 from sparring.types import Message, ReplyPiece
-
-OBEYED = frozenset(
-    "messages model tools tool_choice max_tokens max_completion_tokens stream stream_options n logprobs top_logprobs"
-    " response_format stop".split()
-)
-NOTED = frozenset(
-    "temperature top_p frequency_penalty presence_penalty seed user metadata store reasoning_effort verbosity"
-    " parallel_tool_calls service_tier prompt_cache_key prompt_cache_retention safety_identifier"
-    " top_k min_p repetition_penalty chat_template_kwargs enable_thinking thinking include_reasoning"
-    " skip_special_tokens".split()
-)
-"""Fields that are accepted without effect. The last two lines are fields of servers of open models, such as vLLM."""
-
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-
 
 TOO_LONG = (
     "This model's maximum context length is {} tokens. However, your messages resulted in {} tokens. "
@@ -75,33 +52,29 @@ class ChatCompletions:
 
     def read(self, call: ClientCall) -> ClientRequest:
         body = call.body
-        noted = noted_fields(body, OBEYED, NOTED)
-        messages = list(objects_in(body.get("messages"), "messages", "a list of messages", "a message"))
-        limits = [count_in(body, name) for name in ("max_completion_tokens", "max_tokens")]
-        samples = optional(body, "n", int, "a whole number", 1)
-        if not 1 <= samples <= 128:
-            raise refusal("n", "from 1 to 128", str(samples), "correct the request")
-        options = optional(body, "stream_options", dict, "settings of the stream", {})
-        if optional(body, "top_logprobs", int, "a whole number", 0):
+        form, noted = form_in(body, ChatForm)
+        messages = list(objects_in(form.messages, "messages", "a list of messages", "a message"))
+        streamed = form.stream_options
+        if form.top_logprobs:
             raise refusal("top_logprobs", "0: the likeliest tokens are not sent", "more", "leave it out")
-        format = format_in(body.get("response_format"), "response_format", inside="json_schema")
-        tools, freeform = tools_in(body.get("tools"))
+        format = format_in(form.response_format, "response_format", inside="json_schema")
+        tools, freeform = tools_in(form.tools)
         forced, allowed = read_choice(body, tools, tool_name, inside="allowed_tools")
         noted = without_parallel(noted, forced or allowed)
         conversation = [Placed(where, _read_message(data, where)) for where, data in messages]
         return ClientRequest(
             messages=order_answers(conversation, "messages", replies_follow=True),
             tools=tools,
-            calls=body.get("tool_choice") != "none",
-            model=typed(body.get("model"), "model", str, "the name of a model"),
-            max_tokens=limits[1] if limits[0] is None else limits[0],
+            calls=form.tool_choice != "none",
+            model=form.model,
+            max_tokens=form.max_tokens if form.max_completion_tokens is None else form.max_completion_tokens,
             constraint=forced or format or allowed,
-            samples=samples,
-            stream=flag_in(body, "stream"),
-            logprobs=flag_in(body, "logprobs"),
-            counts=flag_in(options, "include_usage", "stream_options."),
+            samples=form.n,
+            stream=form.stream,
+            logprobs=form.logprobs,
+            counts=bool(optional(streamed, "include_usage", bool, "true or false", False, "stream_options.")),
             noted=noted,
-            stop=texts_in([stop] if isinstance(stop := body.get("stop"), str) else stop, "stop"),
+            stop=texts_in([form.stop] if isinstance(form.stop, str) else form.stop, "stop"),
             evidence=evidence_of(call, noted),
             echo={"freeform": freeform},
         )
@@ -179,9 +152,9 @@ class ChunkWriter(AnswerWriter):
 
 
 def _read_message(data: Mapping[str, Any], where: str) -> Message:
-    role = ROLES.get(str(data.get("role")))
+    role = CHAT_ROLES.get(str(data.get("role")))
     if role is None:
-        raise refusal(f"{where}.role", f"one of {', '.join(ROLES)}", repr(data.get("role")), "correct the request")
+        raise refusal(f"{where}.role", f"one of {', '.join(CHAT_ROLES)}", repr(data.get("role")), "correct the request")
     content = read_text(data.get("content"), f"{where}.content")
     if role == "tool":
         id = text_field(data, "tool_call_id", where, "the id of a call")

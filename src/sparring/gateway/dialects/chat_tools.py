@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from sparring.errors import refusal
-from sparring.gateway.dialects.fields import arguments_of, call_of, name_in, objects_in, optional, text_in, typed
+from sparring.gateway.dialects.fields import arguments_of, call_of, name_in, objects_in, optional, typed
 from sparring.gateway.dialects.openai import NO_PARAMETERS, freeform_call, freeform_input, freeform_tool
 from sparring.types import ToolCall, ToolSpec
 
@@ -46,9 +46,9 @@ def read_call(data: Mapping[str, Any], where: str) -> ToolCall:
     id = typed(data.get("id"), f"{where}.id", str, "an id")
     name = typed(inner.get("name"), f"{where}.{kind}.name", str, "a name")
     if kind == "custom":
-        return freeform_call(id, name, typed(inner.get("input"), f"{where}.custom.input", str, "text"), where)
+        return freeform_call(id, name, typed(inner.get("input"), f"{where}.custom.input", str, "text"))
     arguments = optional(inner, "arguments", str, "JSON as text", "", f"{where}.function.")
-    return call_of(id, name, text_in(arguments, where))
+    return call_of(id, name, arguments)
 
 
 def write_call(call: ToolCall, freeform: Collection[str]) -> dict[str, Any]:

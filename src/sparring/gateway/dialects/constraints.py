@@ -60,7 +60,6 @@ def forced_call(
     Args:
         names: names of the tools that may be called; None: all.
         parallel: whether the reply may have several calls.
-        where: field of the choice, for refusals.
     """
     return _constraint(_choose(tools, names, where), parallel, text=False)
 
@@ -79,9 +78,7 @@ def allowed_calls(
     The prompt shows all tools regardless, so that it continues the conversation.
 
     Args:
-        parallel: whether the reply may have several calls.
         validated: whether arguments must match their schemas, whatever tools are chosen.
-        where: field of the choice, for refusals.
     """
     chosen = _choose(tools, names, where)
     return None if len(chosen) == len(tools) and not validated else _constraint(chosen, parallel, text=True)

@@ -124,12 +124,7 @@ class Dialect(Protocol):
     def answer(
         self, client_request: ClientRequest, replies: Sequence[SampledReply], bytes_of: BytesOf
     ) -> dict[str, Any]:
-        """Write an answer that is not streamed.
-
-        Args:
-            replies: reply of each sample.
-            bytes_of: function from a token id to its bytes.
-        """
+        """Write an answer that is not streamed."""
 
     def writer(self, client_request: ClientRequest, bytes_of: BytesOf) -> AnswerWriter:
         """Return the writer of a streamed answer. Arguments are those of `answer`."""
@@ -154,11 +149,7 @@ class AnswerWriter(ABC):
 
     @abstractmethod
     def begin(self, head: ReplyHead) -> bytes:
-        """Write the beginning of the answer.
-
-        Args:
-            head: head of the reply that starts first.
-        """
+        """Write the beginning of the answer."""
 
     @abstractmethod
     def piece(self, sample: int, piece: ReplyPiece) -> bytes:
@@ -239,7 +230,6 @@ def order_answers(
     """Sort the answers to each reply's calls in the order of the calls, and check the conversation.
 
     Args:
-        conversation: messages of the request.
         field: field of the conversation, for refusals.
         system: system message from a field of its own; empty if there is no such message.
         replies_follow: whether the vendor continues a conversation that ends with a reply by another reply.
@@ -274,9 +264,6 @@ def order_answers(
 def length_text(too_long: tuple[int, int]) -> str:
     """Return the length of a prompt that was too long, as text for clients. A text that is far too long was only
     counted up to twice the room; its length is then given as "more than".
-
-    Args:
-        too_long: counted length and room.
     """
     length, room = too_long
     return f"more than {2 * room}" if tuple(too_long) == far(room) else str(length)

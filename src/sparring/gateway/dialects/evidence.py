@@ -62,7 +62,6 @@ def _wish(body: Mapping[str, Any], name: str) -> Any:
 
 
 def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
-    """Return the first non-empty header of `names`; empty if all are missing."""
     return next((headers[name][:LONGEST_ID] for name in names if headers.get(name)), "")
 
 

@@ -42,11 +42,7 @@ def body_of(data: bytes) -> dict[str, Any]:
 
 
 def _decode_slowly(data: bytes) -> Any:
-    """Read a body that the fast decoder refused, because an integer exceeds 64 bits or because the body is invalid.
-
-    Raises:
-        BadInput: see `body_of`.
-    """
+    """Read a body that the fast decoder refused, because an integer exceeds 64 bits or because the body is invalid."""
     try:
         return read_json(data.decode("utf-8"))
     except ValueError as error:
@@ -58,11 +54,7 @@ def _decode_slowly(data: bytes) -> Any:
 
 
 def typed(data: Any, where: str, kind: type | tuple[type, ...], expected: str) -> Any:
-    """Return a value of a request after a check of its type.
-
-    Raises:
-        BadInput: the value has another type.
-    """
+    """Return a value of a request; raise BadInput if it has another type."""
     if not isinstance(data, kind) or isinstance(data, bool) and kind is int:
         got = "nothing" if data is None else type(data).__name__
         raise refusal(where, expected, got, "correct the request")
@@ -70,13 +62,7 @@ def typed(data: Any, where: str, kind: type | tuple[type, ...], expected: str) -
 
 
 def objects_in(values: Any, where: str, expected: str, one: str) -> PlacedObjects:
-    """Yield the objects of a list, each with its place.
-
-    Args:
-        where: place of the list.
-        expected: description of the list, for the refusal.
-        one: description of an object.
-    """
+    """Yield the objects of a list, each with its place. `one` describes an object, for the refusal."""
     for at, value in enumerate(typed(values, where, list, expected)):
         place = f"{where}[{at}]"
         yield place, typed(value, place, dict, one)
@@ -86,87 +72,30 @@ def optional(values: Mapping[str, Any], name: str, kind: type, expected: str, de
     """Return an optional value of a request, or the default.
 
     Args:
-        expected: description of the type, for the refusal.
-        default: value if the request has none, or null.
         before: place of `values` in the request, with a dot at the end.
     """
     value = values.get(name)
     return default if value is None else typed(value, f"{before}{name}", kind, expected)
 
 
-def flag_in(values: Mapping[str, Any], name: str, before: str = "") -> bool:
-    """Return an optional boolean of a request; the default is False."""
-    return bool(optional(values, name, bool, "true or false", False, before))
-
-
-def count_in(values: Mapping[str, Any], name: str, before: str = "") -> int | None:
-    """Return an optional positive integer of a request.
-
-    Raises:
-        BadInput: the value is not an integer, or less than 1.
-    """
-    count: int | None = optional(values, name, int, "a whole number", None, before)
-    if count is not None and count < 1:
-        raise refusal(f"{before}{name}", "at least 1", str(count), "raise it")
-    return count
-
-
 def texts_in(texts: Any, where: str) -> tuple[str, ...]:
-    """Return an optional list of non-empty texts of a request.
-
-    Raises:
-        BadInput: the value is not such a list.
-    """
+    """Return an optional list of texts of a request; raise BadInput if one is empty."""
     for text in typed([] if texts is None else texts, where, list, "a list of texts"):
-        if not text_in(typed(text, where, str, "a list of texts"), where):
+        if not typed(text, where, str, "a list of texts"):
             raise refusal(where, "texts that are not empty", '""', "leave it out")
     return tuple(texts or ())
 
 
-def text_in(value: str, where: str) -> str:
-    """Return a text if UTF-8 can encode it.
-
-    Raises:
-        BadInput: the text has half of a surrogate pair.
-    """
-    if value.isascii():  # a flag of the string, checked in constant time
-        return value
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise refusal(where, "text", f"half of a surrogate pair at {error.start}", "correct the request") from None
-    return value
-
-
 def text_field(values: Mapping[str, Any], name: str, where: str, expected: str = "text") -> str:
     """Return a required text of an object at the place `where`."""
-    return text_in(typed(values.get(name), f"{where}.{name}", str, expected), f"{where}.{name}")
+    return str(typed(values.get(name), f"{where}.{name}", str, expected))
 
 
 def name_in(value: Any, where: str) -> str:
-    """Return the name of a tool.
-
-    Raises:
-        BadInput: the value is not a string, or empty.
-    """
+    """Return the name of a tool; raise BadInput if it is empty."""
     if not typed(value, where, str, "a name"):
         raise refusal(where, "a name", '""', "name it")
-    return text_in(value, where)
-
-
-def noted_fields(
-    values: Mapping[str, Any], obeyed: frozenset[str], noted: frozenset[str], before: str = ""
-) -> tuple[str, ...]:
-    """Return the names of the fields that have no effect, each after the prefix `before`.
-
-    Raises:
-        BadInput: a field is in neither `obeyed` nor `noted`.
-    """
-    for name in sorted(values.keys() - obeyed - noted):
-        if values[name] is not None:
-            do = "leave it out; docs/harnesses.md says which fields have an effect"
-            raise refusal(f"{before}{name}", "a field that can be obeyed", "one that cannot", do)
-    return tuple(sorted(f"{before}{name}" for name in values.keys() & noted if values[name] is not None))
+    return str(value)
 
 
 def call_of(id: str, name: str, arguments: str) -> ToolCall:

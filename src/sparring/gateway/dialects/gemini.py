@@ -19,7 +19,8 @@ from sparring.gateway.dialects.dialect import (
     thought_tokens,
 )
 from sparring.gateway.dialects.evidence import evidence_of
-from sparring.gateway.dialects.fields import count_in, flag_in, noted_fields, optional, texts_in, to_json, typed
+from sparring.gateway.dialects.fields import optional, texts_in, to_json, typed
+from sparring.gateway.dialects.forms import ConfigForm, GeminiForm, form_in, names_in
 from sparring.gateway.dialects.gemini_contents import conversation_in, json_schema, text_of, tools_in, with_call_ids
 from sparring.gateway.dialects.gemini_fields import NESTED, in_one_spelling
 from sparring.gateway.dialects.handles import handle_of
@@ -28,17 +29,7 @@ from sparring.record.identity import shown_arguments
 from sparring.reply import ReplyHead, SampledReply, pieces_of
 from sparring.types import ReplyPiece, ToolCall, ToolSpec
 
-OBEYED = frozenset("contents systemInstruction tools toolConfig generationConfig model".split())
-NOTED = frozenset("safetySettings labels serviceTier store".split())
-CONFIG_OBEYED = frozenset(
-    "maxOutputTokens stopSequences responseMimeType responseSchema responseJsonSchema candidateCount responseLogprobs"
-    " responseModalities".split()
-)
-CONFIG_NOTED = frozenset(
-    "temperature topP topK seed presencePenalty frequencyPenalty thinkingConfig logprobs mediaResolution"
-    " enableEnhancedCivicAnswers".split()
-)
-FIELDS = OBEYED | NOTED | CONFIG_OBEYED | CONFIG_NOTED | NESTED
+FIELDS = GeminiForm.NOTED | ConfigForm.NOTED | NESTED | names_in(GeminiForm) | names_in(ConfigForm)
 """Fields that are read in both spellings; other fields keep their spelling for the refusal."""
 
 TOO_LONG = "The input token count ({}) exceeds the maximum number of tokens allowed ({})."
@@ -72,34 +63,31 @@ class Gemini:
     def read(self, call: ClientCall) -> ClientRequest:
         body: dict[str, Any] = in_one_spelling(call.body, FIELDS)
         body = optional(body, "generateContentRequest", dict, "a request", body)  # countTokens wraps its request
-        noted = noted_fields(body, OBEYED, NOTED)
-        config = optional(body, "generationConfig", dict, "settings", {})
-        noted += noted_fields(config, CONFIG_OBEYED, CONFIG_NOTED, "generationConfig.")
-        system = body.get("systemInstruction")
-        system = "" if system is None else text_of(system, "systemInstruction")
-        contents, handle = conversation_in(body.get("contents"))
-        tools = tools_in(body.get("tools"), call.leave_out)
-        optional(body, "model", str, "the name of a model", "")
-        samples = count_in(config, "candidateCount", "generationConfig.") or 1
+        form, noted = form_in(body, GeminiForm)
+        config, noted_settings = form_in(form.generation_config, ConfigForm, "generationConfig.")
+        noted += noted_settings
+        system = "" if form.system_instruction is None else text_of(form.system_instruction, "systemInstruction")
+        contents, handle = conversation_in(form.contents)
+        tools = tools_in(form.tools, call.leave_out)
+        samples, modalities = config.candidate_count, config.response_modalities
         if samples > 8 or samples > 1 and self._streams:
             raise refusal("generationConfig.candidateCount", "1 in a stream, else up to 8", str(samples), "lower it")
-        modalities = optional(config, "responseModalities", list, "a list of names", [], "generationConfig.")
         if modalities not in ([], ["TEXT"]):
             raise refusal("generationConfig.responseModalities", '["TEXT"]', json.dumps(modalities), "leave it out")
-        calling = _calling(body)
+        calling = optional(form.tool_config, "functionCallingConfig", dict, "settings", {}, "toolConfig.")
         forced, allowed = _choice(calling, tools)
         return ClientRequest(
             messages=order_answers(with_call_ids(contents), "contents", system),
             tools=tools,
             calls=calling.get("mode") != "NONE",
             model=call.path.get("model", ""),
-            max_tokens=count_in(config, "maxOutputTokens", "generationConfig."),
+            max_tokens=config.max_output_tokens,
             constraint=forced or _constraint(config) or allowed,
             samples=samples,
             stream=self._streams,
-            logprobs=flag_in(config, "responseLogprobs", "generationConfig."),
+            logprobs=config.response_logprobs,
             noted=noted,
-            stop=texts_in(config.get("stopSequences"), "generationConfig.stopSequences"),
+            stop=texts_in(config.stop_sequences, "generationConfig.stopSequences"),
             evidence=evidence_of(replace(call, body=body), noted, handle),
             echo={"as_events": "sse" in (call.query.get("alt"), call.query.get("$alt"))},
         )
@@ -182,12 +170,6 @@ class ArrayWriter(GeminiWriter):
         return before + to_json(data)
 
 
-def _calling(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    config = optional(body, "toolConfig", dict, "settings", {})
-    calling: Mapping[str, Any] = optional(config, "functionCallingConfig", dict, "settings", {}, "toolConfig.")
-    return calling
-
-
 def _choice(calling: Mapping[str, Any], tools: Sequence[ToolSpec]) -> tuple[Constraint | None, Constraint | None]:
     """Read the choice of tools.
 
@@ -213,15 +195,16 @@ def _choice(calling: Mapping[str, Any], tools: Sequence[ToolSpec]) -> tuple[Cons
     return None, None
 
 
-def _constraint(config: Mapping[str, Any]) -> Constraint | None:
-    kind = optional(config, "responseMimeType", str, "a type", "text/plain", "generationConfig.") or "text/plain"
+def _constraint(config: ConfigForm) -> Constraint | None:
+    kind = config.response_mime_type or "text/plain"
     if kind not in ("text/plain", "application/json"):
         where = "generationConfig.responseMimeType"
         raise refusal(where, "text/plain or application/json", repr(kind), "correct the request")
-    for name in ("responseJsonSchema", "responseSchema"):
-        if config.get(name) is not None:
+    schemas = {"responseJsonSchema": config.response_json_schema, "responseSchema": config.response_schema}
+    for name, schema in schemas.items():
+        if schema is not None:
             where = f"generationConfig.{name}"
-            return schema_in(json_schema(config[name], where), where)
+            return schema_in(json_schema(schema, where), where)
     return None if kind == "text/plain" else JSON_OBJECT
 
 
@@ -243,7 +226,6 @@ def _reason(reply: SampledReply) -> str:
 
 
 def _tail(client_request: ClientRequest, replies: Sequence[SampledReply]) -> dict[str, Any]:
-    """Return the fields after the candidates of an answer."""
     sampled, prompt = sum(len(reply.tokens) for reply in replies), replies[0].prompt_tokens
     thoughts = thought_tokens(replies)  # the vendor counts them separately, and omits 0
     usage = {"promptTokenCount": prompt, "candidatesTokenCount": sampled - (thoughts or 0)}

@@ -9,7 +9,7 @@ from typing import Any
 
 from sparring.errors import refusal
 from sparring.gateway.dialects.dialect import Placed, ReplyParts, is_left_out
-from sparring.gateway.dialects.fields import PlacedObjects, name_in, objects_in, text_field, text_in, typed
+from sparring.gateway.dialects.fields import PlacedObjects, name_in, objects_in, text_field, typed
 from sparring.gateway.dialects.handles import reply_named
 from sparring.record.identity import join_parts
 from sparring.render.calls.schemas import each_inner
@@ -125,7 +125,6 @@ def json_schema(schema: Any, where: str) -> Any:
 
 
 def _with_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema that allows null too."""
     if any(key in schema for key in ("$ref", "allOf", "oneOf", "const", "not")):
         return {"anyOf": [schema, {"type": "null"}]}
     if "anyOf" in schema:
@@ -153,7 +152,7 @@ def _read_declaration(function: Mapping[str, Any], where: str) -> ToolSpec:
         schema = {"type": "object", "properties": {}} if own is None else json_schema(own, f"{where}.parameters")
     else:
         schema = json_schema(schema, f"{where}.parametersJsonSchema")
-    return ToolSpec(name=name, description=text_in(description, where), parameters=schema)
+    return ToolSpec(name=name, description=description, parameters=schema)
 
 
 def _read_reply(parts: PlacedObjects) -> tuple[Message, str]:
@@ -185,19 +184,19 @@ def _user_messages(parts: PlacedObjects, where: str) -> list[Placed]:
         id = typed(answer.get("id") or "", f"{place}.functionResponse.id", str, "an id")
         if answer.get("parts"):
             raise refusal(f"{place}.functionResponse.parts", "none", "some", "this model reads text alone")
-        content = _answer_text(answer.get("response"), place)
+        content = _answer_text(answer.get("response"))
         answers.append(Placed(place, Message(role="tool", content=content, tool_call_id=id, name=name)))
     beside = [Placed(where, Message(role="user", content="".join(texts)))] if texts or not answers else []
     return [*answers, *beside]
 
 
-def _answer_text(response: Any, where: str) -> str:
+def _answer_text(response: Any) -> str:
     """Return the answer of a function as text: a single string as it is, everything else as JSON."""
     if isinstance(response, dict) and len(response) == 1:
         ((name, value),) = response.items()
         if name in ("output", "result") and isinstance(value, str):
-            return text_in(value, where)
-    return text_in(json.dumps(response, ensure_ascii=False), where)
+            return value
+    return json.dumps(response, ensure_ascii=False)
 
 
 def _call_of_answer(answer: Message, waiting: Sequence[ToolCall], where: str) -> ToolCall:
@@ -214,4 +213,4 @@ def _text(part: Mapping[str, Any], where: str) -> str:
     if not part.keys() <= TEXT or "text" not in part and "thoughtSignature" not in part:
         names = ", ".join(sorted(part.keys() - TEXT)) or "nothing"
         raise refusal(where, "a part that is text", names, "this model reads text alone")
-    return text_in(typed(part.get("text") or "", f"{where}.text", str, "text"), where)
+    return str(typed(part.get("text") or "", f"{where}.text", str, "text"))

@@ -22,12 +22,7 @@ _LOWER = re.compile(r"_([a-z0-9])")
 
 
 def in_one_spelling(message: Any, fields: Collection[str]) -> Any:
-    """Convert the field names of a message to camelCase, and remove fields that are null.
-
-    Args:
-        message: plain data of a request.
-        fields: names to convert; other names stay unchanged.
-    """
+    """Convert the field names of a message to camelCase, and remove fields that are null."""
     if isinstance(message, list):
         return [in_one_spelling(each, fields) for each in message]
     if not isinstance(message, Mapping):

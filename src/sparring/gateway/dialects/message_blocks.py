@@ -9,7 +9,8 @@ from typing import Any
 
 from sparring.errors import refusal
 from sparring.gateway.dialects.dialect import Placed, ReplyParts, is_left_out
-from sparring.gateway.dialects.fields import PlacedObjects, name_in, objects_in, text_field, text_in, typed
+from sparring.gateway.dialects.fields import PlacedObjects, name_in, objects_in, text_field, typed
+from sparring.gateway.dialects.forms import MESSAGE_ROLES
 from sparring.gateway.dialects.handles import reply_named
 from sparring.types import Message, ToolCall, ToolSpec
 
@@ -44,7 +45,7 @@ def tools_in(tools: Any, leave_out: Collection[str]) -> tuple[tuple[ToolSpec, ..
         if name in names:
             raise refusal(where, "tools of different names", f"{name!r} twice", "rename one")
         names.add(name)
-        spec = ToolSpec(name=name, description=text_in(description, where), parameters=schema)
+        spec = ToolSpec(name=name, description=description, parameters=schema)
         if tool.get("defer_loading"):
             deferred[name] = spec
         else:
@@ -55,7 +56,7 @@ def tools_in(tools: Any, leave_out: Collection[str]) -> tuple[tuple[ToolSpec, ..
 def system_in(system: Any) -> str:
     """Return the text of `system`, which may be a list of blocks."""
     if system is None or isinstance(system, str):
-        return text_in(system or "", "system")
+        return system or ""
     texts = [_text(block, place) for place, block in objects_in(system, "system", "text or blocks", "a block")]
     return "\n\n".join(text for text in texts if not text.startswith(BILLING))
 
@@ -76,10 +77,10 @@ def conversation_in(messages: Any, loadable: Mapping[str, ToolSpec]) -> tuple[li
     handle = ""
     for where, message in objects_in(messages, "messages", "a list of messages", "a message"):
         role, content = message.get("role"), message.get("content")
-        if role not in ("user", "assistant", "system"):
+        if role not in MESSAGE_ROLES:
             raise refusal(f"{where}.role", "user, assistant or system", repr(role), "correct the request")
         if isinstance(content, str):
-            conversation.append(Placed(where, Message(role=role, content=text_in(content, f"{where}.content"))))
+            conversation.append(Placed(where, Message(role=role, content=content)))
             continue
         blocks = objects_in(content, f"{where}.content", "text or blocks", "a block")
         if role == "assistant":
@@ -115,7 +116,7 @@ def _messages_of(blocks: PlacedObjects, role: Any, where: str, loadable: Mapping
 def _answer(content: Any, where: str, loadable: Mapping[str, ToolSpec]) -> str:
     """Return the text of a tool's answer, with one line per tool that it loads."""
     if content is None or isinstance(content, str):
-        return text_in(content or "", where)
+        return content or ""
     texts: list[str] = []
     for place, block in objects_in(content, f"{where}.content", "text or blocks", "a block"):
         if block.get("type") != "tool_reference":
@@ -130,7 +131,6 @@ def _answer(content: Any, where: str, loadable: Mapping[str, ToolSpec]) -> str:
 
 
 def _tool_text(spec: ToolSpec) -> str:
-    """Return the text of a tool that an answer loads."""
     function = {"name": spec.name, "description": spec.description, "parameters": spec.parameters}
     return json.dumps({"type": "function", "function": function}, ensure_ascii=False)
 

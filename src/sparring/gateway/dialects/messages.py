@@ -19,7 +19,8 @@ from sparring.gateway.dialects.dialect import (
     order_answers,
 )
 from sparring.gateway.dialects.evidence import evidence_of
-from sparring.gateway.dialects.fields import count_in, flag_in, noted_fields, optional, texts_in, typed
+from sparring.gateway.dialects.fields import texts_in, typed
+from sparring.gateway.dialects.forms import MessagesForm, form_in
 from sparring.gateway.dialects.handles import handle_of
 from sparring.gateway.dialects.message_blocks import conversation_in, system_in, tools_in
 from sparring.generation import Constraint
@@ -27,13 +28,6 @@ from sparring.record.identity import shown_arguments
 from sparring.reply import ReplyHead, SampledReply, calls_shown, pieces_of
 from sparring.types import Message, ReplyPiece, ToolSpec
 
-OBEYED = frozenset(
-    "messages model system tools tool_choice max_tokens stream stop_sequences output_config output_format".split()
-)
-NOTED = frozenset(
-    "temperature top_p top_k metadata thinking service_tier context_management betas container"
-    " inference_geo speed cache_control".split()
-)
 NOT_CACHED = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
 """Usage of a prompt without cached tokens."""
 
@@ -52,21 +46,22 @@ class Messages:
 
     def read(self, call: ClientCall) -> ClientRequest:
         body = call.body
-        noted = noted_fields(body, OBEYED, NOTED) + noted_headers(call.headers)
-        tools, deferred = tools_in(body.get("tools"), call.leave_out)
-        system = system_in(body.get("system"))
-        heard, handle = conversation_in(body.get("messages"), deferred)
-        forced = _forced_constraint(body.get("tool_choice"), tools, deferred)
+        form, noted = form_in(body, MessagesForm)
+        noted += noted_headers(call.headers)
+        tools, deferred = tools_in(form.tools, call.leave_out)
+        system = system_in(form.system)
+        heard, handle = conversation_in(form.messages, deferred)
+        forced = _forced_constraint(form.tool_choice, tools, deferred)
         return ClientRequest(
             messages=order_answers(heard, "messages", system),
             tools=tools,
-            calls=forced is not None or _may_call(body.get("tool_choice")),
-            model=typed(body.get("model"), "model", str, "the name of a model"),
-            max_tokens=count_in(body, "max_tokens"),
-            constraint=forced or _constraint(body),
-            stream=flag_in(body, "stream"),
+            calls=forced is not None or _may_call(form.tool_choice),
+            model=form.model,
+            max_tokens=form.max_tokens,
+            constraint=forced or _constraint(form),
+            stream=form.stream,
             noted=noted,
-            stop=texts_in(body.get("stop_sequences"), "stop_sequences"),
+            stop=texts_in(form.stop_sequences, "stop_sequences"),
             evidence=evidence_of(call, noted, handle),
         )
 
@@ -132,7 +127,6 @@ class EventWriter(AnswerWriter):
         return _event("ping", {})
 
     def _open_block(self, kind: str, empty: dict[str, Any]) -> bytes:
-        """Begin a block, unless a block of this kind is open."""
         if self._open == kind:
             return b""
         closed, self._open = self._close_block(), kind
@@ -174,11 +168,10 @@ def _may_call(choice: Any) -> bool:
     return bool(kind == "auto")
 
 
-def _constraint(body: Mapping[str, Any]) -> Constraint | None:
-    config = optional(body, "output_config", dict, "settings of the output", {})
-    if config.get("format") is not None:
-        return format_in(config["format"], "output_config.format", kinds=("json_schema",))
-    return format_in(body.get("output_format"), "output_format", kinds=("json_schema",))
+def _constraint(form: MessagesForm) -> Constraint | None:
+    if form.output_config.get("format") is not None:
+        return format_in(form.output_config["format"], "output_config.format", kinds=("json_schema",))
+    return format_in(form.output_format, "output_format", kinds=("json_schema",))
 
 
 def _blocks(message: Message, handle: str) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from typing import Any
 from sparring.errors import refusal
 from sparring.gateway.dialects.constraints import allowed_calls, forced_call
 from sparring.gateway.dialects.dialect import BytesOf, ClientError
-from sparring.gateway.dialects.fields import arguments_of, call_of, objects_in, text_field, text_in
+from sparring.gateway.dialects.fields import arguments_of, call_of, objects_in, text_field
 from sparring.generation import Constraint
 from sparring.reply import SampledReply
 from sparring.types import ToolCall, ToolSpec
@@ -49,7 +49,7 @@ def read_text(content: Any, where: str) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
-        return text_in(content, where)
+        return content
     texts = []
     for place, part in objects_in(content, where, "text, or a list of parts", "a part"):
         kind = part.get("type")
@@ -133,7 +133,6 @@ def freeform_tool(name: str, description: str, grammar: Mapping[str, Any] | None
     """Return a freeform tool as the model sees it.
 
     Args:
-        name: name for the model.
         grammar: `syntax` and `definition` of the input; None if any text is allowed.
     """
     if grammar is not None:
@@ -142,9 +141,8 @@ def freeform_tool(name: str, description: str, grammar: Mapping[str, Any] | None
     return ToolSpec(name=name, description=description, parameters=_PARAMETERS)
 
 
-def freeform_call(id: str, name: str, input: str, where: str) -> ToolCall:
+def freeform_call(id: str, name: str, input: str) -> ToolCall:
     """Return a call of a freeform tool from a conversation."""
-    id, name, input = (text_in(text, where) for text in (id, name, input))
     if id.startswith(UNREADABLE):
         return call_of(id.removeprefix(UNREADABLE), name, input)
     return ToolCall(id=id, name=name, arguments={"input": input})

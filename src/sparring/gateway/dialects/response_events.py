@@ -152,7 +152,6 @@ class ResponseWriter(AnswerWriter):
         return self._item_event(f"response.output_text.{name}", content_index=0, **{"logprobs": [], **values})
 
     def _item_event(self, type: str, **values: Any) -> bytes:
-        """Write an event about the last item."""
         return self._event(type, item_id=self._items[-1]["id"], output_index=len(self._items) - 1, **values)
 
     def _event(self, type: str, **values: Any) -> bytes:

@@ -17,7 +17,6 @@ from sparring.gateway.dialects.fields import (
     objects_in,
     optional,
     text_field,
-    text_in,
     typed,
 )
 from sparring.gateway.dialects.openai import NO_PARAMETERS, freeform_call, freeform_input, freeform_tool
@@ -48,9 +47,6 @@ class ToolForm:
 
 def tools_in(tools: Any, leave_out: Collection[str]) -> tuple[tuple[ToolSpec, ...], dict[str, ToolForm]]:
     """Read the tools of a request.
-
-    Args:
-        leave_out: types of tools that are dropped.
 
     Returns:
         Tools as the model sees them, and the form of each by the model's name for it.
@@ -98,9 +94,9 @@ def read_call(item: Mapping[str, Any], where: str) -> ToolCall:
     id = text_field(item, "call_id", where, "an id")
     if item.get("type") == "function_call":
         arguments = optional(item, "arguments", str, "JSON as text", "", f"{where}.")
-        return call_of(id, text_in(name, where), text_in(arguments, where))
+        return call_of(id, name, arguments)
     input = typed(item.get("input"), f"{where}.input", str, "text")
-    return freeform_call(id, name, input, where)
+    return freeform_call(id, name, input)
 
 
 def write_call(call: ToolCall, forms: Mapping[str, ToolForm]) -> dict[str, Any]:
@@ -122,16 +118,16 @@ def _read_tool(tool: Any, where: str, namespace: str | None, before: str) -> tup
     name = name_in(tool.get("name"), f"{where}.name")
     form = ToolForm(kind=kind, name=name, namespace=namespace)
     description = "\n\n".join(filter(None, (before, _description(tool, where))))
-    shown = model_name(name, namespace)
+    model_tool = model_name(name, namespace)
     if kind == "function":
         parameters = optional(tool, "parameters", dict, "a JSON schema", NO_PARAMETERS, f"{where}.")
-        return ToolSpec(name=shown, description=description, parameters=parameters), form
+        return ToolSpec(name=model_tool, description=description, parameters=parameters), form
     format = typed(tool.get("format") or {"type": "text"}, f"{where}.format", dict, "a format")
-    return freeform_tool(shown, description, format if format.get("type") == "grammar" else None), form
+    return freeform_tool(model_tool, description, format if format.get("type") == "grammar" else None), form
 
 
 def _description(tool: Mapping[str, Any], where: str) -> str:
-    return text_in(typed(tool.get("description") or "", f"{where}.description", str, "text"), where)
+    return str(typed(tool.get("description") or "", f"{where}.description", str, "text"))
 
 
 def name_of(forms: Mapping[str, ToolForm], tool: Mapping[str, Any], where: str) -> str:
@@ -141,10 +137,10 @@ def name_of(forms: Mapping[str, ToolForm], tool: Mapping[str, Any], where: str) 
         BadInput: the request has no such tool.
     """
     name = text_field(tool, "name", where, "the name of a tool")
-    shown = model_name(name, _namespace(tool, where))
-    if shown not in forms:
+    model_tool = model_name(name, _namespace(tool, where))
+    if model_tool not in forms:
         raise refusal(where, "a tool of the request", json.dumps(name), "name one that is there")
-    return shown
+    return model_tool
 
 
 def _namespace(item: Mapping[str, Any], where: str) -> str | None:

@@ -11,7 +11,8 @@ from sparring.errors import refusal
 from sparring.gateway.dialects.constraints import format_in
 from sparring.gateway.dialects.dialect import BytesOf, ClientCall, ClientError, ClientRequest, Placed, order_answers
 from sparring.gateway.dialects.evidence import evidence_of
-from sparring.gateway.dialects.fields import count_in, flag_in, noted_fields, optional, text_in, typed
+from sparring.gateway.dialects.fields import typed
+from sparring.gateway.dialects.forms import INCLUDED, NOT_MADE, ResponsesForm, form_in
 from sparring.gateway.dialects.handles import reply_named
 from sparring.gateway.dialects.openai import REQUEST_ID, read_choice, without_parallel, write_error
 from sparring.gateway.dialects.response_events import ResponseWriter, response_of
@@ -20,26 +21,8 @@ from sparring.gateway.dialects.response_tools import name_of, tools_in
 from sparring.reply import SampledReply
 from sparring.types import Message
 
-OBEYED = frozenset(
-    "model input instructions tools tool_choice max_output_tokens stream text include previous_response_id store"
-    " generate background".split()
-)
-NOTED = frozenset(
-    "temperature top_p top_logprobs parallel_tool_calls reasoning metadata user safety_identifier service_tier"
-    " prompt_cache_key prompt_cache_retention prompt_cache_options client_metadata truncation context_management"
-    " stream_options max_tool_calls".split()
-)
 TOO_LONG = "Your input exceeds the context window of this model. Please adjust your input and try again."
 """Vendor's error message for a prompt that is too long."""
-
-INCLUDED = frozenset(("reasoning.encrypted_content", "message.output_text.logprobs"))
-"""Values of `include` that add something to an answer."""
-
-NOT_MADE = frozenset(
-    "web_search_call.results web_search_call.action.sources file_search_call.results code_interpreter_call.outputs"
-    " computer_call_output.output.image_url message.input_image.image_url".split()
-)
-"""Values of `include` that are accepted without effect: they concern images and vendor-hosted tools."""
 
 
 class Responses:
@@ -50,35 +33,35 @@ class Responses:
 
     def read(self, call: ClientCall) -> ClientRequest:
         body = call.body
-        noted = noted_fields(body, OBEYED, NOTED)
-        if flag_in(body, "background"):
+        form, noted = form_in(body, ResponsesForm)
+        if form.background:
             raise refusal("background", "false", "true", "leave it out")
-        instructions = text_in(optional(body, "instructions", str, "text", ""), "instructions")
-        conversation, handle = _conversation(call, anew=bool(instructions))
-        tools, forms = tools_in(body.get("tools"), call.leave_out)
+        instructions = form.instructions
+        conversation, handle = _conversation(call, form, anew=bool(instructions))
+        tools, forms = tools_in(form.tools, call.leave_out)
         forced, allowed = read_choice(body, tools, partial(name_of, forms))
         noted = without_parallel(noted, forced or allowed)
-        text = optional(body, "text", dict, "settings of the text", {})
-        include = _include_values(body)
-        samples_nothing = not optional(body, "generate", bool, "true or false", True)
-        flag_in(body, "store")
+        for at, name in enumerate(form.include):
+            if name not in INCLUDED | NOT_MADE:
+                expected = f"one of {', '.join(sorted(INCLUDED | NOT_MADE))}"
+                raise refusal(f"include[{at}]", expected, repr(name), "leave it out")
         return ClientRequest(
             messages=_unchecked_messages(conversation, instructions)
-            if samples_nothing
+            if not form.generate
             else order_answers(conversation, "input", instructions, replies_follow=True),
             tools=tools,
-            calls=body.get("tool_choice") != "none",
-            model=typed(body.get("model"), "model", str, "the name of a model"),
-            max_tokens=count_in(body, "max_output_tokens"),
-            constraint=forced or format_in(text.get("format"), "text.format") or allowed,
-            stream=flag_in(body, "stream"),
-            logprobs="message.output_text.logprobs" in include,
+            calls=form.tool_choice != "none",
+            model=form.model,
+            max_tokens=form.max_output_tokens,
+            constraint=forced or format_in(form.text.get("format"), "text.format") or allowed,
+            stream=form.stream,
+            logprobs="message.output_text.logprobs" in form.include,
             noted=noted,
             evidence=evidence_of(call, noted, handle),
-            samples_nothing=samples_nothing,
+            samples_nothing=not form.generate,
             echo={
                 "forms": forms,
-                "sealed": "reasoning.encrypted_content" in include,
+                "sealed": "reasoning.encrypted_content" in form.include,
                 "fields": {name: body[name] for name in _ECHOED & body.keys() if body[name] is not None},
             },
         )
@@ -104,20 +87,6 @@ _ECHOED = frozenset(
 """Fields of a request that its answer repeats."""
 
 
-def _include_values(body: Mapping[str, Any]) -> list[str]:
-    """Return the values of `include`.
-
-    Raises:
-        BadInput: a value is unknown.
-    """
-    include: list[str] = optional(body, "include", list, "a list of names", [])
-    for at, name in enumerate(include):
-        if typed(name, f"include[{at}]", str, "a name") not in INCLUDED | NOT_MADE:
-            expected = f"one of {', '.join(sorted(INCLUDED | NOT_MADE))}"
-            raise refusal(f"include[{at}]", expected, repr(name), "leave it out")
-    return include
-
-
 def replies_named(body: Mapping[str, Any]) -> frozenset[str]:
     """Return the ids of the replies whose conversations are needed to read a request."""
     items = body.get("input")
@@ -136,18 +105,16 @@ def _unchecked_messages(conversation: Sequence[Placed], instructions: str) -> tu
     return (*system, *(placed.message for placed in conversation))
 
 
-def _conversation(call: ClientCall, anew: bool) -> tuple[list[Placed], str]:
+def _conversation(call: ClientCall, form: ResponsesForm, anew: bool) -> tuple[list[Placed], str]:
     """Return the messages of a request, and the id of the reply that the client says it continues, or an empty string.
 
     Args:
         anew: whether the request has instructions, which replace those of the earlier conversation.
     """
-    body = call.body
     conversation: list[Placed] = []
-    previous = body.get("previous_response_id")
-    before = ""
+    input, previous, before = form.input, form.previous_response_id, ""
     if previous is not None:
-        before = next(iter(_previous_reply(typed(previous, "previous_response_id", str, "an id"))), "")
+        before = next(iter(_previous_reply(previous)), "")
         earlier = call.conversation(before) if before else None
         if earlier is None:
             got, do = json.dumps(previous), "send the whole input"
@@ -155,9 +122,8 @@ def _conversation(call: ClientCall, anew: bool) -> tuple[list[Placed], str]:
         if anew and earlier and earlier[0].role == "system":
             earlier = earlier[1:]
         conversation = [Placed("previous_response_id", message) for message in earlier]
-    input = body.get("input")
     if isinstance(input, str):
-        return [*conversation, Placed("input", Message(role="user", content=text_in(input, "input")))], before
+        return [*conversation, Placed("input", Message(role="user", content=input))], before
     items = [] if input is None and previous is not None else typed(input, "input", list, "text or a list of items")
     new, handle = conversation_in(items, call.conversation)
     return [*conversation, *new], handle or before

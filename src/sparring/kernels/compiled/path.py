@@ -7,7 +7,8 @@ K inputs, M outputs, H query heads, G key/value heads, d head size (a multiple o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import Structure, byref
+from ctypes import Structure, byref, c_int
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +24,8 @@ PANEL = 64
 PLANES = 3
 ROWS_PER_PARTIAL = 64
 TILE_DEPTH = 32
+PLAIN = {int, float, bool, type(None), type(byref(c_int()))}
+"""Types of arguments that a compiled function takes as they are; others are tensors."""
 
 
 class CompiledPath:
@@ -78,20 +81,17 @@ class CompiledPath:
     ) -> torch.Tensor:
         if bias is not None:
             bias = bias.detach().float()
-        threads, sizes = torch.get_num_threads(), (x.shape[0], num_outputs, x.shape[1])
+        sizes = (x.shape[0], num_outputs, x.shape[1])
         if x.dtype is torch.bfloat16 and (self._tiles or self._pairs):
             y = torch.empty((x.shape[0], num_outputs), dtype=dtype)
-            pointers = (x.data_ptr(), packed.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr())
-            self._f["linear_bf16" if self._tiles else "linear_pairs"](
-                *pointers, dtype is torch.float32, *sizes, threads
-            )
+            function = self._f["linear_bf16" if self._tiles else "linear_pairs"]
+            _run(function, x, packed, bias, y, dtype is torch.float32, *sizes)
             return y
         if x.dtype is not torch.float32:
             x = x.float()
         y = torch.empty((x.shape[0], num_outputs))
         narrow = "linear_split" if self._tiles else "linear_panels_bf16"
-        call = self._f[narrow if packed.dtype is torch.bfloat16 else "linear_f32"]
-        call(x.data_ptr(), packed.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(), *sizes, threads)
+        _run(self._f[narrow if packed.dtype is torch.bfloat16 else "linear_f32"], x, packed, bias, y, *sizes)
         return y if dtype is torch.float32 else y.to(dtype)
 
     def linear_groups(
@@ -101,15 +101,13 @@ class CompiledPath:
             biases = biases.detach().float().contiguous()
         y, ends = torch.empty((x.shape[0], packed.num_outputs), dtype=x.dtype), counts.cumsum(0)
         first = Weight.on(self.name, packed, biases)
-        call = self._t["linear_groups"][x.dtype]
-        call(x.data_ptr(), byref(first), y.data_ptr(), ends.data_ptr(), len(counts), torch.get_num_threads())
+        _run(self._t["linear_groups"][x.dtype], x, byref(first), y, ends, len(counts))
         return y
 
     def route(self, logits: torch.Tensor, count: int, renormalised: bool) -> tuple[torch.Tensor, torch.Tensor]:
         rows, experts = logits.shape
         chosen, shares = torch.empty((rows, count), dtype=torch.int32), torch.empty((rows, count))
-        pointers = (logits.data_ptr(), chosen.data_ptr(), shares.data_ptr())
-        self._f["route"](*pointers, rows, experts, count, renormalised, torch.get_num_threads())
+        _run(self._f["route"], logits, chosen, shares, rows, experts, count, renormalised)
         return chosen, shares
 
     def mixture(
@@ -117,8 +115,7 @@ class CompiledPath:
     ) -> torch.Tensor:
         y, (rows, per_row) = torch.empty_like(x), chosen.shape
         experts = Experts(*(Weight.on(self.name, packed, None) for packed in (gate_up, down)), len(gate_up.storage))
-        pointers = (byref(experts), *(t.data_ptr() for t in (x, chosen, shares, y)))
-        self._t["mixture"][x.dtype](*pointers, rows, per_row, torch.get_num_threads())
+        _run(self._t["mixture"][x.dtype], byref(experts), x, chosen, shares, y, rows, per_row)
         return y
 
     def linear_backward(
@@ -128,55 +125,48 @@ class CompiledPath:
         if self._tiles and len(x):
             return self._linear_backward_on_tiles(x, weight, grad.contiguous(), needs)
         grad = grad if grad.stride(1) == 1 else grad.contiguous()
-        sizes = (len(x), *weight.shape, self._pairs, torch.get_num_threads())
+        sizes = (len(x), *weight.shape, self._pairs)
         dx = dw = None
         if needs[0]:
             dx = torch.empty_like(x)
-            call = self._t["input_gradient"][x.dtype]
-            call(grad.data_ptr(), grad.stride(0), weight.data_ptr(), dx.data_ptr(), *sizes)
+            _run(self._t["input_gradient"][x.dtype], grad, grad.stride(0), weight, dx, *sizes)
         if needs[1]:
             dw = torch.empty_like(weight)
-            call = self._t["weight_gradient"][x.dtype]
-            call(grad.data_ptr(), grad.stride(0), x.data_ptr(), dw.data_ptr(), *sizes)
+            _run(self._t["weight_gradient"][x.dtype], grad, grad.stride(0), x, dw, *sizes)
         return dx, dw
 
     def _linear_backward_on_tiles(
         self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, needs: tuple[bool, bool]
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Compute `linear_backward` of contiguous tensors; in bfloat16 both gradients are products of transposes."""
-        (num_rows, depth), outputs, threads = x.shape, weight.shape[0], torch.get_num_threads()
+        (num_rows, depth), outputs = x.shape, weight.shape[0]
         dx = dw = None
         if needs[0]:
             dx = self.linear(grad, self._transposed_panels(weight), None, depth, x.dtype)
         if needs[1] and x.dtype is torch.bfloat16:
             turned = torch.empty(outputs, num_rows, dtype=torch.bfloat16)
-            self._f["transpose_bf16"](grad.data_ptr(), turned.data_ptr(), num_rows, outputs, threads)
+            _run(self._f["transpose_bf16"], grad, turned, num_rows, outputs)
             dw = self.linear(turned, self._transposed_panels(x), None, depth, x.dtype)
         elif needs[1]:
             dw = torch.empty(outputs, depth)
-            call = self._f["weight_gradient_split"]
-            call(x.data_ptr(), grad.data_ptr(), dw.data_ptr(), num_rows, outputs, depth, threads)
+            _run(self._f["weight_gradient_split"], x, grad, dw, num_rows, outputs, depth)
         return dx, dw
 
     def _transposed_panels(self, matrix: torch.Tensor) -> torch.Tensor:
         narrow, (rows, columns) = matrix.dtype is torch.bfloat16, matrix.shape
         panels = torch.empty(-(-columns // PANEL), *_tile_panel(rows, 1 if narrow else PLANES), dtype=torch.bfloat16)
-        call = self._f["pack_bf16_transposed" if narrow else "pack_split_transposed"]
-        call(matrix.data_ptr(), panels.data_ptr(), rows, columns, torch.get_num_threads())
+        _run(self._f["pack_bf16_transposed" if narrow else "pack_split_transposed"], matrix, panels, rows, columns)
         return panels
 
     def sum_rows(self, grad: torch.Tensor) -> torch.Tensor:
         grad = grad if grad.stride(1) == 1 else grad.contiguous()
         total = torch.empty(grad.shape[1])
-        call = self._t["sum_rows"][grad.dtype]
-        call(grad.data_ptr(), grad.stride(0), total.data_ptr(), *grad.shape, torch.get_num_threads())
+        _run(self._t["sum_rows"][grad.dtype], grad, grad.stride(0), total, *grad.shape)
         return total
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         y = torch.empty_like(x)
-        rows, width = x.shape
-        call = self._t["rms_norm"][x.dtype]
-        call(x.data_ptr(), weight.data_ptr(), y.data_ptr(), rows, width, eps, torch.get_num_threads())
+        _run(self._t["rms_norm"][x.dtype], x, weight, y, *x.shape, eps)
         return y
 
     def rms_norm_backward(
@@ -184,60 +174,36 @@ class CompiledPath:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         rows, width = x.shape
         dx, partial = torch.empty_like(x), torch.zeros(max(1, -(-rows // ROWS_PER_PARTIAL)), width)
-        self._t["rms_norm_backward"][x.dtype](
-            x.data_ptr(),
-            weight.data_ptr(),
-            grad.data_ptr(),
-            dx.data_ptr(),
-            partial.data_ptr(),
-            rows,
-            width,
-            eps,
-            torch.get_num_threads(),
-        )
+        _run(self._t["rms_norm_backward"][x.dtype], x, weight, grad, dx, partial, rows, width, eps)
         return dx, partial[0].to(weight.dtype)
 
     def silu_mul(self, gate: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:
         y = torch.empty_like(gate)
-        second = None if up is None else up.data_ptr()
-        call = self._t["silu_mul"][gate.dtype]
-        call(gate.data_ptr(), second, y.data_ptr(), gate.numel(), torch.get_num_threads())
+        _run(self._t["silu_mul"][gate.dtype], gate, up, y, gate.numel())
         return y
 
     def silu_mul_backward(
         self, gate: torch.Tensor, up: torch.Tensor | None, grad: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         dgate, dup = torch.empty_like(gate), None if up is None else torch.empty_like(up)
-        self._t["silu_mul_backward"][gate.dtype](
-            gate.data_ptr(),
-            None if up is None else up.data_ptr(),
-            grad.data_ptr(),
-            dgate.data_ptr(),
-            None if dup is None else dup.data_ptr(),
-            gate.numel(),
-            torch.get_num_threads(),
-        )
+        _run(self._t["silu_mul_backward"][gate.dtype], gate, up, grad, dgate, dup, gate.numel())
         return dgate, dup
 
     def tanh(self, x: torch.Tensor) -> torch.Tensor:
         y = torch.empty_like(x)
-        self._f["tanh"](x.data_ptr(), y.data_ptr(), x.numel(), torch.get_num_threads())
+        _run(self._f["tanh"], x, y, x.numel())
         return y
 
     def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, transposed: bool) -> torch.Tensor:
         y = torch.empty_like(x)
-        tokens, heads, size = x.shape
-        call = self._t["rope"][x.dtype]
-        threads = torch.get_num_threads()
-        call(x.data_ptr(), cos.data_ptr(), sin.data_ptr(), y.data_ptr(), tokens, heads, size, transposed, threads)
+        _run(self._t["rope"][x.dtype], x, cos, sin, y, *x.shape, transposed)
         return y
 
     def add_rms_norm(
         self, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         total, normed = torch.empty_like(x), torch.empty_like(x)
-        pointers = [t.data_ptr() for t in (x, y, weight, total, normed)]
-        self._t["add_rms_norm"][x.dtype](*pointers, *x.shape, eps, torch.get_num_threads())
+        _run(self._t["add_rms_norm"][x.dtype], x, y, weight, total, normed, *x.shape, eps)
         return total, normed
 
     def add_rms_norm_backward(
@@ -245,8 +211,8 @@ class CompiledPath:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         rows, width = total.shape
         dx, partial = torch.empty_like(total), torch.zeros(max(1, -(-rows // ROWS_PER_PARTIAL)), width)
-        pointers = [None if t is None else t.data_ptr() for t in (total, weight, grad_total, grad, dx, partial)]
-        self._t["add_rms_norm_backward"][total.dtype](*pointers, rows, width, eps, torch.get_num_threads())
+        tensors = (total, weight, grad_total, grad, dx, partial)
+        _run(self._t["add_rms_norm_backward"][total.dtype], *tensors, rows, width, eps)
         return dx, partial[0].to(weight.dtype)
 
     def split_heads(
@@ -261,9 +227,8 @@ class CompiledPath:
         q = torch.empty(tokens, heads, size, dtype=qkv.dtype)
         k, v = (torch.empty(tokens, kv_heads, size, dtype=qkv.dtype) for _ in range(2))
         q_weight, k_weight, eps = norms or (None, None, 0.0)
-        pointers = [None if t is None else t.data_ptr() for t in (qkv, q_weight, k_weight, *angles, q, k, v)]
-        sizes = (qkv.stride(0), tokens, heads, kv_heads, size)
-        self._t["split_heads"][qkv.dtype](*pointers, *sizes, eps, torch.get_num_threads())
+        tensors, sizes = (qkv, q_weight, k_weight, *angles, q, k, v), (qkv.stride(0), tokens, heads, kv_heads, size)
+        _run(self._t["split_heads"][qkv.dtype], *tensors, *sizes, eps)
         return q, k, v
 
     def split_heads_backward(
@@ -278,9 +243,8 @@ class CompiledPath:
         q_weight, k_weight, eps = norms or (None, None, 0.0)
         partial = None if norms is None else torch.zeros(max(1, -(-tokens // ROWS_PER_PARTIAL)), 2, size)
         tensors = (qkv, q_weight, k_weight, *angles, *grads, out, partial)
-        pointers = [None if t is None else t.data_ptr() for t in tensors]
         sizes = (qkv.stride(0), tokens, heads, grads[1].shape[1], size)
-        self._t["split_heads_backward"][qkv.dtype](*pointers, *sizes, eps, torch.get_num_threads())
+        _run(self._t["split_heads_backward"][qkv.dtype], *tensors, *sizes, eps)
         if partial is None:
             return out, None, None
         of_q, of_k = partial[0].to(qkv.dtype).unbind(0)
@@ -289,14 +253,12 @@ class CompiledPath:
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
         rows, width = gate_up.shape
         y = torch.empty(rows, width // 2, dtype=gate_up.dtype)
-        call = self._t["swiglu"][gate_up.dtype]
-        call(gate_up.data_ptr(), y.data_ptr(), gate_up.stride(0), rows, width // 2, torch.get_num_threads())
+        _run(self._t["swiglu"][gate_up.dtype], gate_up, y, gate_up.stride(0), rows, width // 2)
         return y
 
     def swiglu_backward(self, gate_up: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
         out = torch.empty(gate_up.shape, dtype=gate_up.dtype)
-        pointers = [t.data_ptr() for t in (gate_up, grad, out)]
-        self._t["swiglu_backward"][gate_up.dtype](*pointers, gate_up.stride(0), *grad.shape, torch.get_num_threads())
+        _run(self._t["swiglu_backward"][gate_up.dtype], gate_up, grad, out, gate_up.stride(0), *grad.shape)
         return out
 
     def attention_packed(
@@ -312,31 +274,17 @@ class CompiledPath:
         out = torch.empty_like(q)
         tokens, heads, size = q.shape
         logsumexp = torch.empty(tokens, heads)
-        self._t["attention_packed"][q.dtype](
-            q.data_ptr(),
-            k.data_ptr(),
-            v.data_ptr(),
-            out.data_ptr(),
-            logsumexp.data_ptr(),
-            cu_seqlens.data_ptr(),
-            None if shared is None else shared.data_ptr(),
-            cu_seqlens.numel() - 1,
-            heads,
-            k.shape[1],
-            size,
-            *form.numbers,
-            None if sinks is None else sinks.data_ptr(),
-            torch.get_num_threads(),
-        )
+        sizes = (cu_seqlens.numel() - 1, heads, k.shape[1], size)
+        tensors = (q, k, v, out, logsumexp, cu_seqlens, shared)
+        _run(self._t["attention_packed"][q.dtype], *tensors, *sizes, *form.numbers, sinks)
         return out, logsumexp
 
     def attention_packed_backward(self, saved: SavedAttention, grad: torch.Tensor, form: AttentionForm) -> Heads:
         q, k, v, cu_seqlens, shared, out, logsumexp = saved
         dq, (dk, dv) = torch.empty_like(q), torch.empty(2, *k.shape).unbind(0)
         tensors = (q, k, v, out, grad, logsumexp, dq, dk, dv, cu_seqlens, shared)
-        pointers = [None if t is None else t.data_ptr() for t in tensors]
         sizes = (cu_seqlens.numel() - 1, q.shape[1], k.shape[1], q.shape[2])
-        self._t["attention_backward"][q.dtype](*pointers, *sizes, *form.numbers, torch.get_num_threads())
+        _run(self._t["attention_backward"][q.dtype], *tensors, *sizes, *form.numbers)
         return dq, dk.to(k.dtype), dv.to(v.dtype)
 
     def attention_paged(
@@ -352,27 +300,9 @@ class CompiledPath:
         keys, values = pages
         tables, cu_rows, lengths = rows[:3]
         out = torch.empty_like(q)
-        bad = self._t["attention_paged"][q.dtype](
-            q.data_ptr(),
-            k.data_ptr(),
-            v.data_ptr(),
-            out.data_ptr(),
-            keys.data_ptr(),
-            values.data_ptr(),
-            values.shape[0],
-            values.shape[2],
-            tables.data_ptr(),
-            cu_rows.data_ptr(),
-            lengths.data_ptr(),
-            tables.shape[0],
-            tables.shape[1],
-            q.shape[1],
-            k.shape[1],
-            q.shape[2],
-            *form.numbers,
-            None if sinks is None else sinks.data_ptr(),
-            torch.get_num_threads(),
-        )
+        where = (keys, values, values.shape[0], values.shape[2], tables, cu_rows, lengths, *tables.shape)
+        sizes = (q.shape[1], k.shape[1], q.shape[2])
+        bad = _run(self._t["attention_paged"][q.dtype], q, k, v, out, *where, *sizes, *form.numbers, sinks)
         return out, bad
 
     def token_logprobs(
@@ -381,9 +311,7 @@ class CompiledPath:
         rows, vocabulary = logits.shape
         results = torch.empty(4, rows).unbind(0)
         tensors = (logits, targets, temperature, *(kept or (None, None)), *results)
-        pointers = [None if t is None else t.data_ptr() for t in tensors]
-        bad = self._f["token_logprobs"](*pointers, rows, vocabulary, torch.get_num_threads())
-        return results, bad
+        return results, _run(self._f["token_logprobs"], *tensors, rows, vocabulary)
 
     def token_logprobs_backward(
         self,
@@ -397,8 +325,7 @@ class CompiledPath:
         logits = saved[0]
         grad = logits if spent else torch.empty_like(logits)  # a row is read before it is written
         tensors = (*saved[:3], *(kept or (None, None)), *saved[3:], grad_logprob, grad_entropy, grad)
-        pointers = [None if t is None else t.data_ptr() for t in tensors]
-        self._f["token_logprobs_backward"](*pointers, *logits.shape, torch.get_num_threads())
+        _run(self._f["token_logprobs_backward"], *tensors, *logits.shape)
         return grad
 
     def sample(
@@ -406,14 +333,20 @@ class CompiledPath:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         rows, vocabulary = logits.shape
         tokens, logprobs = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
-        pointers: list[int | None] = [t.data_ptr() for t in (logits, *requests, tokens, logprobs)]
-        pointers.append(None if masks is None else masks.ctypes.data)
-        self._f["sample"](*pointers, rows, vocabulary, torch.get_num_threads())
+        bits = None if masks is None else masks.ctypes.data
+        _run(self._f["sample"], logits, *requests, tokens, logprobs, bits, rows, vocabulary)
         return tokens, logprobs
 
     def decoder_step(self, plan: Structure, step: Structure, dtype: torch.dtype) -> int:
         status: int = self._t["decoder_step"][dtype](byref(plan), byref(step))
         return status
+
+
+def _run(function: Any, *arguments: Any) -> int:
+    """Call a compiled function with the addresses of tensors, other values as they are, and the number of threads."""
+    values = [one if type(one) in PLAIN else one.data_ptr() for one in arguments]
+    status: int = function(*values, torch.get_num_threads())
+    return status
 
 
 def _tile_panel(num_inputs: int, planes: int) -> tuple[int, ...]:

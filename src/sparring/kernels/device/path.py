@@ -48,8 +48,8 @@ class DevicePath(TorchOperations):
 
     def __init__(self) -> None:
         if importlib.util.find_spec("triton") is None:
-            do = "install a CUDA build of torch, which brings it"
-            raise refusal("numerics on a GPU", "the package triton", "none", do)
+            remedy = "install a CUDA build of torch, which brings it"
+            raise refusal("numerics on a GPU", "the package triton", "none", remedy)
         from sparring.kernels.device import attention, linear, rows, rows_backward, softmax
 
         self._attention, self._linear, self._softmax = attention, linear, softmax

@@ -80,14 +80,14 @@ def write(file: Path, folder: Path, seen: os.stat_result | None = None) -> None:
             convert(file, other, staging)
             now = file.stat()
             if (now.st_size, now.st_mtime_ns) != (seen.st_size, seen.st_mtime_ns):
-                do = "wait until it is written, and begin again"
-                raise refusal(str(file), "a file that stays as it is", "one that changed while it was read", do)
+                remedy = "wait until it is written, and begin again"
+                raise refusal(str(file), "a file that stays as it is", "one that changed while it was read", remedy)
             _set_times(staging, max(source.stat().st_mtime_ns for source in filter(None, (file, other))))
             if not folder.exists():
                 os.rename(staging, folder)
     except OSError as error:
-        do = "free its disk, or choose another place (of the cache: XDG_CACHE_HOME)"
-        raise refusal(str(folder), "a place to write the converted checkpoint", str(error), do) from error
+        remedy = "free its disk, or choose another place (of the cache: XDG_CACHE_HOME)"
+        raise refusal(str(folder), "a place to write the converted checkpoint", str(error), remedy) from error
 
 
 def _find_tokenizer(file: Path) -> Path | None:

@@ -73,14 +73,14 @@ def _check(reader: gguf.GGUFReader, fields: Mapping[str, Any], where: str) -> No
     placed = sorted((tensor.data_offset, tensor.data_offset + tensor.n_bytes, tensor.name) for tensor in reader.tensors)
     for (_, end, name), (begin, _, following) in pairwise(placed):
         if begin < end:
-            do = "copy or download it again"
-            raise refusal(where, "weights that lie apart", f"{following} inside of {name}", do)
+            remedy = "copy or download it again"
+            raise refusal(where, "weights that lie apart", f"{following} inside of {name}", remedy)
     if fields.get("split.count", 1) not in (0, 1):
         raise refusal(where, "a whole model in one file", "a part of one", "merge it: llama-gguf-split --merge")
     arch = fields.get("general.architecture")
     if arch not in CAUSAL:
-        do = "take the model's Hugging Face folder"
-        raise refusal(where, f"an architecture that is read ({', '.join(CAUSAL)})", repr(arch), do)
+        remedy = "take the model's Hugging Face folder"
+        raise refusal(where, f"an architecture that is read ({', '.join(CAUSAL)})", repr(arch), remedy)
     for key in REQUIRED:
         check_positive(fields.get(f"{arch}.{key}"), f"{arch}.{key}", where)
     there = {tensor.name.split(".")[1] for tensor in reader.tensors if tensor.name.startswith("blk.")}

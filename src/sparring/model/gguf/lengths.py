@@ -37,8 +37,8 @@ class _Walk:
         if magic != b"GGUF":
             raise self._refusal("GGUF at its beginning", repr(magic))
         if version & 0xFFFF == 0:
-            do = "convert it with gguf-convert-endian"
-            raise refusal(self._where, "a GGUF file in this processor's byte order", "the other one", do)
+            remedy = "convert it with gguf-convert-endian"
+            raise refusal(self._where, "a GGUF file in this processor's byte order", "the other one", remedy)
         if version not in (2, 3):
             raise self._refusal("version 2 or 3", str(version))
         tensors, settings = self._number("<Q"), self._number("<Q")
@@ -92,6 +92,6 @@ class _Walk:
             raise self._refusal(f"{count} more bytes", "the file's end")
         self._stream.seek(count, 1)
 
-    def _refusal(self, expected: str, got: str) -> Exception:
+    def _refusal(self, expected: str, given: str) -> Exception:
         place = f"a whole GGUF file: at byte {self._stream.tell()} {expected}"
-        return refusal(self._where, place, got, "copy or download it again")
+        return refusal(self._where, place, given, "copy or download it again")

@@ -49,27 +49,27 @@ def check_tokenizer(file: Path, fields: Mapping[str, Any], rows: int | None, oth
         if other is None:
             raise refusal(str(file), "a tokenizer in its head", "none", "put the model's tokenizer.json beside it")
         return
-    do = "take another file, or put the model's tokenizer.json beside it"
+    remedy = "take another file, or put the model's tokenizer.json beside it"
     if rows is not None and len(tokens) > rows:
-        raise refusal(str(file), f"at most {rows} tokens, the rows of the embedding", str(len(tokens)), do)
+        raise refusal(str(file), f"at most {rows} tokens, the rows of the embedding", str(len(tokens)), remedy)
     for name in NAMED:
         id = fields.get(f"tokenizer.ggml.{name}_token_id", 0)
         if not isinstance(id, int) or not 0 <= id < len(tokens):
-            raise refusal(str(file), f"a {name}_token_id below {len(tokens)}", str(id), do)
+            raise refusal(str(file), f"a {name}_token_id below {len(tokens)}", str(id), remedy)
     if all(f"tokenizer.ggml.{name}_token_id" not in fields for name in ENDS):
-        raise refusal(str(file), "the id of a token that ends replies (tokenizer.ggml.eos_token_id)", "none", do)
+        raise refusal(str(file), "the id of a token that ends replies (tokenizer.ggml.eos_token_id)", "none", remedy)
     if other is not None:
         return
     kind = fields.get("tokenizer.ggml.model")
     for key in NEEDED.get(str(kind), ()):
         if key not in fields and not (key.endswith("scores") and "tokenizer.ggml.merges" in fields):
-            raise refusal(str(file), f"a {kind} tokenizer with {key}", "none", do)
+            raise refusal(str(file), f"a {kind} tokenizer with {key}", "none", remedy)
     if len(set(tokens)) < len(tokens):
         twice = next(token for token, count in Counter(tokens).items() if count > 1)
-        raise refusal(str(file), "every token once", f"two of {twice!r}", do)
+        raise refusal(str(file), "every token once", f"two of {twice!r}", remedy)
     kinds = fields.get("tokenizer.ggml.token_type", [])
     if len(kinds) != len(tokens):
-        raise refusal(str(file), f"{len(tokens)} kinds of tokens (tokenizer.ggml.token_type)", str(len(kinds)), do)
+        raise refusal(str(file), f"{len(tokens)} kinds of tokens (tokenizer.ggml.token_type)", str(len(kinds)), remedy)
 
 
 def write_tokenizer(file: Path, fields: Mapping[str, Any], other: Path | None, out: Path, kind: str) -> None:

@@ -117,8 +117,8 @@ class DecoderStep:
         for norm in self._norms:
             size = first.head_dim if norm in heads else width
             if norm.weight.shape != (size,) or norm.weight.dtype is not dtype:
-                got = f"{tuple(norm.weight.shape)} {norm.weight.dtype}"
-                raise refusal("decoder step", f"a norm weight [{size}] {dtype}", got, "load the weights again")
+                given = f"{tuple(norm.weight.shape)} {norm.weight.dtype}"
+                raise refusal("decoder step", f"a norm weight [{size}] {dtype}", given, "load the weights again")
 
     def _point(self) -> DecoderPlan:
         decoder, pages, slots = self._decoder, self._pages, self._slots
@@ -174,9 +174,9 @@ class DecoderStep:
     def _refuse(self, bad: int, rows: StepRows) -> None:
         if bad >= 0:
             table = self._slots.tables[rows.slots[bad]].tolist()
-            got = f"{table} for {rows.lengths[bad]} tokens"
+            given = f"{table} for {rows.lengths[bad]} tokens"
             expected = f"a table over {self._pages.num_pages} pages of {self._pages.page_size} that holds its context"
-            raise refusal(f"decoder step: sequence {bad}", expected, got, "allocate pages before the call")
+            raise refusal(f"decoder step: sequence {bad}", expected, given, "allocate pages before the call")
         row, (vocabulary, _) = -2 - bad, self._decoder.embedding.weight.shape
         expected = f"a token below {vocabulary} at a position below {len(self._decoder.rotary.cos)}"
         raise refusal(f"decoder step: row {row}", expected, f"token {rows.tokens[row]}", "check the request")

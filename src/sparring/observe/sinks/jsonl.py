@@ -63,6 +63,6 @@ class JsonlSink:
         try:
             yield
         except OSError as error:
-            got, do = shortage(error, self._path) or (str(error), "check the folder and the disk")
+            actual, fix = shortage(error, self._path) or (str(error), "check the folder and the disk")
             again = "then run the same command again"
-            raise StoreError(f"{self._path}: expected to write a line, got {got}; {do}, {again}") from error
+            raise StoreError(f"{self._path}: expected to write a line, got {actual}; {fix}, {again}") from error

@@ -31,8 +31,8 @@ class WandbSink:
             file.write_text(secrets.token_hex(4))
         # a live view redraws its lines, which a log should not contain
         quiet = wandb.Settings(console="off")
-        do = "run `wandb login`, set WANDB_MODE=offline, or remove wandb"
-        with boundary(BadInput, "observe.sinks", "wandb to open a run", do):
+        fix = "run `wandb login`, set WANDB_MODE=offline, or remove wandb"
+        with boundary(BadInput, "observe.sinks", "wandb to open a run", fix):
             self._run = wandb.init(
                 project=project,
                 name=name,

@@ -100,11 +100,7 @@ the library parses it correctly."""
 
 
 class TaggedCalls:
-    """Parser of the calls of one format.
-
-    Args:
-        added: added tokens of the tokenizer, text -> id.
-    """
+    """Parser of the calls of one format."""
 
     def __init__(self, layout: Layout, added: Mapping[str, int], decode: Callable[[Sequence[int]], str]) -> None:
         self._layout, self._decode = layout, decode
@@ -159,7 +155,6 @@ class TaggedCalls:
         return (name, None, at) if tail is None else (name, arguments, tail.end())
 
     def _inner(self, written: str) -> str:
-        """Strip the newlines that the template adds around a value."""
         return written.removeprefix("\n").removesuffix("\n") if self._layout.newlines else written
 
     def _text(self, ids: Sequence[int]) -> str:

@@ -23,7 +23,6 @@ def value_of(written: str, schema: Any, root: Schema, words: Mapping[str, Any]) 
     value is JSON.
 
     Args:
-        root: schema of which `schema` is a part.
         words: literals of the format that are not JSON, with their values.
 
     Raises:

@@ -157,7 +157,6 @@ class Schema:
         return closed
 
     def _named(self, pointer: str, resolver: Any) -> str:
-        """Return the name of the definition to which a reference leads."""
         try:
             found = resolver.lookup(pointer)
         except Unresolvable:
@@ -242,7 +241,6 @@ def _products(some: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) 
 
 
 def _merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Merge two schemas that have to hold together."""
     if not one or not other:
         return one or other
     merged, apart = dict(one), [*one.get("allOf", ()), *other.get("allOf", ())]

@@ -15,7 +15,7 @@ from typing import Any
 from sparring.errors import BadInput, refusal
 from sparring.protocols import Renderer
 from sparring.render.demonstrate import reply_tokens
-from sparring.render.hermes import CLOSE, OPEN
+from sparring.render.tags import CLOSE, OPEN
 from sparring.render.tokenizer import FileTokenizer
 from sparring.types import Message, ToolCall, ToolSpec
 
@@ -167,11 +167,7 @@ class CallFormat:
         return replace(self, thought=(self.thought[0], before), call=before, head=head, other=None)
 
     def begins(self, renderer: Renderer, prompt: Sequence[int]) -> bool:
-        """Return whether a prompt ends with the text that this format writes before a thought.
-
-        Args:
-            prompt: ids that the reply continues.
-        """
+        """Return whether a prompt ends with the text that this format writes before a thought."""
         before = "" if self.thought is None else self.spelled(self.thought[0])
         return bool(before) and renderer.decode(prompt[-_LONGEST_HEAD:]).endswith(before)
 
@@ -181,11 +177,7 @@ class CallFormat:
 
 
 def call_id(format: str, name: str, number: int) -> str:
-    """Return the id that a format writes for a call of a tool; a default if it writes none.
-
-    Args:
-        format: the library's name of the format.
-    """
+    """Return the id that a format writes for a call of a tool; a default if it writes none."""
     return WRITINGS.get(format, Writing()).id.format(name=name, number=number)
 
 
@@ -235,7 +227,6 @@ def reads_back(
 
 
 def _arguments(tokenizer: FileTokenizer, format: CallFormat, name: str, arguments: Mapping[str, Any]) -> str:
-    """Return the text after the name of a call."""
     marked, tags = tokenizer.control.marked, format.tags
     head = format.head.replace(NAME, marked(name))
 
@@ -335,8 +326,8 @@ def quoted(value: Any, quote: str, marked: Callable[[str], str] = str) -> str:
     if isinstance(value, str):
         return f"{quote}{marked(value)}{quote}"
     if isinstance(value, Mapping):
-        held = sorted(value.items(), key=lambda item: item[0].lower())
-        return "{" + ",".join(f"{marked(key)}:{quoted(part, quote, marked)}" for key, part in held) + "}"
+        items = sorted(value.items(), key=lambda item: item[0].lower())
+        return "{" + ",".join(f"{marked(key)}:{quoted(part, quote, marked)}" for key, part in items) + "}"
     if isinstance(value, Sequence):
         return "[" + ",".join(quoted(part, quote, marked) for part in value) + "]"
     return json.dumps(value)
@@ -398,8 +389,8 @@ def _thought(text: str | None, mark: str) -> tuple[str, str] | None:
 
 def _holds_blanks(opening: str, thought: tuple[str, str]) -> bool:
     before, after = thought
-    held = opening[len(before) : len(opening) - len(after)]
-    return opening.startswith(before) and opening.endswith(after) and not held.strip()
+    inside = opening[len(before) : len(opening) - len(after)]
+    return opening.startswith(before) and opening.endswith(after) and not inside.strip()
 
 
 def _call(text: str | None, opening: str) -> str | None:

@@ -147,9 +147,9 @@ class _Call:
         if kind != "text" and self._format.words and (words := python_words(schema, root)):
             written = " | ".join(_terms(self._format, f"{word}{tags.close}") for word in words)
             values.append(f"{_terms(self._format, before + tags.json)} ({written})")
-        held = schema if kind == "json" else either_json(schema, root) if kind == "either" else None
-        if held is not None:
-            written = json_schema(self._format, held, root)
+        in_json = schema if kind == "json" else either_json(schema, root) if kind == "either" else None
+        if in_json is not None:
+            written = json_schema(self._format, in_json, root)
             rules.append(f"json_{name}: %json {written}")
             values.append(f"{_terms(self._format, before + tags.json)} json_{name} {_terms(self._format, tags.close)}")
         return values, rules

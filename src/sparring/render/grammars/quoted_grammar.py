@@ -46,7 +46,6 @@ class QuotedValues:
     """Grammar rules of the values of one schema, in Lark's notation.
 
     Args:
-        root: schema of which all others are parts.
         name: lower-case prefix of the rules' names.
         terms: writes a text of the format as terms of a grammar.
     """

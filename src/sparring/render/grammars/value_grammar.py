@@ -43,9 +43,6 @@ def json_schema(format: CallFormat, schema: Any, root: Schema) -> str:
     """Return a schema for `%json`, with the format's separators and order of keys. Its texts contain no tag that ends a
     value.
 
-    Args:
-        root: schema of which `schema` is a part.
-
     Raises:
         BadInput: the schema allows keys that may contain a tag.
     """
@@ -84,7 +81,6 @@ def reads_as(schema: Any, root: Schema, flagged: bool) -> str:
     type that the schema allows, or else text (`calls/kinds.py`).
 
     Args:
-        root: schema of which `schema` is a part.
         flagged: whether the tags tell texts from JSON.
     """
     kinds = root.kinds(schema)

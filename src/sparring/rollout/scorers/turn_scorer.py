@@ -42,10 +42,7 @@ class TurnScorer:
     @cooperative
     async def score(self, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> list[Score]:
         """Return the scores with rewards of turns. The part `reward_model` is the mean probability before the weight.
-
-        Raises:
-            BadInput: a rollout has several roles, or the world's score has rewards of another number of turns.
-        """
+        Raises BadInput if a rollout has several roles, or the world's score has rewards of another number of turns."""
         turns = [list(_turns(rollout)) for rollout in rollouts]
         ends = [[[len(turn)] if self._steps is None else self._steps(turn) for _, turn in of] for of in turns]
         prefixes = [

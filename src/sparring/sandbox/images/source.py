@@ -51,7 +51,7 @@ class SourceFolder:
         return _opened_file(where, "a part of the image", SAVE)
 
 
-def _opened_file(where: str, expected: str, do: str) -> BinaryIO:
+def _opened_file(where: str, expected: str, remedy: str) -> BinaryIO:
     """Open a regular file, without waiting for a pipe.
 
     Raises:
@@ -60,22 +60,16 @@ def _opened_file(where: str, expected: str, do: str) -> BinaryIO:
     try:
         file = os.fdopen(os.open(where, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0)
     except (OSError, ValueError) as error:
-        got = error.strerror if isinstance(error, OSError) else str(error)
-        raise refusal(where, expected, got or "an error", do) from error
+        actual = error.strerror if isinstance(error, OSError) else str(error)
+        raise refusal(where, expected, actual or "an error", remedy) from error
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise refusal(where, "a regular file", "something else", do)
+        raise refusal(where, "a regular file", "something else", remedy)
     return cast(BinaryIO, file)
 
 
 class SourceTar:
-    """Files of a tar, by their names; links in it are followed.
-
-    Args:
-        file: the tar, uncompressed, which can be sought.
-        where: its path, for refusals.
-        most_entries: maximum number of its entries.
-    """
+    """Files of an uncompressed tar that can be sought, by their names; links in it are followed."""
 
     def __init__(self, file: BinaryIO, where: str, most_entries: int) -> None:
         self._file = file
@@ -124,11 +118,9 @@ class _Slice(io.RawIOBase):
         self._end = start + count
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer with the next bytes and return their number; 0 at the end."""
         self._file.seek(self._at)
         piece = self._file.read(min(len(buffer), self._end - self._at))
         if not piece and self._at < self._end:
@@ -158,22 +150,17 @@ class Archive:
         elif source.has("manifest.json"):
             text = self._of_docker()
         else:
-            got = "neither an index.json (OCI) nor a manifest.json (docker save)"
-            raise refusal(where, "an archive of an image", got, SAVE)
+            actual = "neither an index.json (OCI) nor a manifest.json (docker save)"
+            raise refusal(where, "an archive of an image", actual, SAVE)
         self._read_config(text)
 
     def layer(self, at: int) -> tuple[str, LayerStream]:
-        """Return a layer's place, for refusals, and its bytes.
-
-        Args:
-            at: its index, from the lowest.
-        """
+        """Return the place of a layer, for refusals, and its bytes; the lowest is 0."""
         name, digest, size = self._layers[at]
         where = f"{self._where}: layer {digest or name}"
         return where, LayerStream(self._source.open(name), where, digest, size, self.diff_ids[at], self._bounds)
 
     def _text(self, name: str, digest: str = "", size: int = -1) -> bytes:
-        """Return a small file, compared with its digest."""
         where = f"{self._where}: {name}"
         with self._source.open(name) as file:
             checked = Checked(file, where, digest, min(MOST_TEXT_BYTES, size if size >= 0 else MOST_TEXT_BYTES), SAVE)
@@ -229,14 +216,14 @@ class Archive:
         fitting = [entry for entry in found if platform_of(entry) == ("linux", ours)]
         if len(fitting) == 1:
             return fitting[0]
-        got = f"{len(fitting)} of {len(found)}"
-        raise refusal(self._where, f"one image for linux on {ours}", got, "do: write the one image into an archive")
+        actual = f"{len(fitting)} of {len(found)}"
+        raise refusal(self._where, f"one image for linux on {ours}", actual, "do: write the one image into an archive")
 
     def _of_docker(self) -> bytes:
         images = self._json(self._text("manifest.json"), "manifest.json")
         if not isinstance(images, list) or len(images) != 1 or not isinstance(images[0], dict):
-            got = f"{len(images)}" if isinstance(images, list) else repr(images)[:100]
-            raise refusal(f"{self._where}: manifest.json", "one image", got, "do: docker save NAME, with one name")
+            actual = f"{len(images)}" if isinstance(images, list) else repr(images)[:100]
+            raise refusal(f"{self._where}: manifest.json", "one image", actual, "do: docker save NAME, with one name")
         config, layers = images[0].get("Config"), images[0].get("Layers")
         if not isinstance(config, str) or not isinstance(layers, list) or not all(isinstance(n, str) for n in layers):
             raise refusal(f"{self._where}: manifest.json", "Config and Layers", repr(images[0])[:100], SAVE)
@@ -264,8 +251,8 @@ class Archive:
         if (system := (told.get("os", "linux"), told.get("architecture", ours))) != ("linux", ours):
             raise refusal(where, f"an image for linux on {ours}", " on ".join(map(str, system)), "do: pull that one")
         if not 1 <= len(self.diff_ids) <= MOST_LAYERS or len(self.diff_ids) != len(self._layers):
-            got = f"{len(self.diff_ids)} there and {len(self._layers)} in the manifest"
-            raise refusal(where, f"as many layers as in the manifest, 1 to {MOST_LAYERS}", got, SAVE)
+            actual = f"{len(self.diff_ids)} there and {len(self._layers)} in the manifest"
+            raise refusal(where, f"as many layers as in the manifest, 1 to {MOST_LAYERS}", actual, SAVE)
         if not all(map(DIGEST.fullmatch, self.diff_ids)):
             raise refusal(where, "digests of layers", repr(self.diff_ids)[:100], SAVE)
         self.digest = f"sha256:{hashlib.sha256(text).hexdigest()}"
@@ -286,44 +273,29 @@ def _check_config(config: ImageConfig) -> None:
         raise ValueError(f"a working directory that is not absolute: {config.folder!r}")
 
 
-class LayerStream(io.RawIOBase):
-    """Uncompressed bytes of a layer, compared with both of its digests by `finish`."""
+class LayerStream(Checked):
+    """Uncompressed bytes of a layer, which `finish` compares with both of its digests."""
 
     def __init__(self, file: BinaryIO, where: str, digest: str, size: int, diff_id: str, bounds: Bounds) -> None:
         self._blob = Checked(file, where, digest, size, SAVE) if digest else Checked(file, where, "", bounds.num_bytes)
-        self._content = Checked(decompressed(cast(BinaryIO, self._blob), where), where, diff_id, bounds.num_bytes)
-        self._file = file
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill a buffer with the next bytes and return their number; 0 at the end."""
-        return self._content.readinto(buffer)
+        super().__init__(decompressed(cast(BinaryIO, self._blob), where), where, diff_id, bounds.num_bytes)
+        self._compressed = file
 
     def finish(self) -> None:
-        """Read the rest, and compare the digests.
-
-        Raises:
-            BadInput: one differs.
-        """
-        self._content.finish()
+        super().finish()
         self._blob.finish()
 
     def close(self) -> None:
         """Close the blob."""
-        self._file.close()
+        self._compressed.close()
         super().close()
 
 
 @contextmanager
 def opened(path: Path, bounds: Bounds, scratch: Path) -> Iterator[Archive]:
-    """Open an archive.
+    """Open an archive: the folder of an OCI layout; or a tar of one, or of `docker save`, perhaps compressed.
 
     Args:
-        path: folder of an OCI layout; or a tar of one, or of `docker save`, perhaps compressed.
-        bounds: most that the image may hold.
         scratch: folder for a decompressed archive, which has no name there.
 
     Raises:
@@ -334,8 +306,11 @@ def opened(path: Path, bounds: Bounds, scratch: Path) -> Iterator[Archive]:
         if os.path.isdir(path):
             yield Archive(SourceFolder(path), where, bounds)
             return
-        do = "do: correct the path of the archive, a file or a folder that can be read"
-        with _opened_file(where, "an archive of an image", do) as file, tempfile.TemporaryFile(dir=scratch) as plain:
+        remedy = "do: correct the path of the archive, a file or a folder that can be read"
+        with (
+            _opened_file(where, "an archive of an image", remedy) as file,
+            tempfile.TemporaryFile(dir=scratch) as plain,
+        ):
             stream = decompressed(file, where)
             if not isinstance(stream, io.BufferedReader):
                 checked = Checked(stream, where, "", 2 * bounds.num_bytes)

@@ -47,15 +47,6 @@ Counts = tuple[int, int, int]
 """Bytes, entries and devices of a layer, as its folder has them."""
 
 
-def unpacked_image(name: str, user: int = BOX_USER) -> UnpackedImage:
-    """Return a pulled image, whose layers belong to `sandbox.user`.
-
-    Raises:
-        BadInput: there is none by this name.
-    """
-    return ImageStore(user=user).unpacked(name)
-
-
 def store_folder(user: int = BOX_USER) -> Path:
     """Return the folder of this user's images: `images` in the user's cache, or for root `SYSTEM_FOLDER`, unless
     XDG_CACHE_HOME says where."""
@@ -87,8 +78,8 @@ class ImageStore:
             return msgspec.json.decode(self._file(name).read_bytes(), type=Image)
         except FileNotFoundError:
             known = ", ".join(image.name for image in self.images()) or "none"
-            do = f"do: sparring image pull FILE --as {name} (with the boxes alone: sparring-boxes image pull ...)"
-            raise refusal(f"image {name!r}", f"one that was pulled ({known})", "no such image", do) from None
+            remedy = f"do: sparring image pull FILE --as {name} (with the boxes alone: sparring-boxes image pull ...)"
+            raise refusal(f"image {name!r}", f"one that was pulled ({known})", "no such image", remedy) from None
 
     def unpacked(self, name: str) -> UnpackedImage:
         """Return what a box needs of a pulled image.
@@ -121,8 +112,6 @@ class ImageStore:
 
         Args:
             archive: folder of an OCI layout, or a tar of one or of `docker save`.
-            name: name in this store.
-            bounds: most that the image may hold.
             told: called with a line for every layer.
 
         Raises:
@@ -146,8 +135,8 @@ class ImageStore:
             with self._locked():
                 earlier = self.image(name) if file.exists() else image
                 if earlier.digest != image.digest:
-                    do = "do: choose another name, or remove that image first"
-                    raise refusal(f"image {name!r}", "a name that is free", f"that of {earlier.digest}", do)
+                    remedy = "do: choose another name, or remove that image first"
+                    raise refusal(f"image {name!r}", "a name that is free", f"that of {earlier.digest}", remedy)
                 part = made / "image"
                 part.write_bytes(msgspec.json.encode(image))
                 part.chmod(0o644)
@@ -187,17 +176,17 @@ class ImageStore:
         for at, diff_id in enumerate(source.diff_ids):
             chain = f"sha256:{hashlib.sha256(f'{chain} {diff_id}'.encode()).hexdigest()}" if chain else diff_id
             name, done = chain.partition(":")[2][:DIGITS], "here already"
-            left = Bounds(num_bytes=bounds.num_bytes - counts[0], num_entries=bounds.num_entries - counts[1])
+            rest = Bounds(num_bytes=bounds.num_bytes - counts[0], num_entries=bounds.num_entries - counts[1])
             while not hold(self._layers / name, locks):
-                self._unpack(source, at, name, names, left)
+                self._unpack(source, at, name, names, rest)
                 done = "unpacked"
             size, entries, devices = msgspec.json.decode((self._counts / name).read_bytes(), type=Counts)
             counts = (counts[0] + size, counts[1] + entries, counts[2] + devices)
             if counts[0] > bounds.num_bytes or counts[1] > bounds.num_entries:
-                got = f"{counts[0]} bytes in {counts[1]}"
+                actual = f"{counts[0]} bytes in {counts[1]}"
                 expected = f"at most {bounds.num_bytes} bytes in {bounds.num_entries} files"
-                do = "if you trust it, allow more (--most-bytes, --most-files)"
-                raise refusal(f"layer {at + 1}", expected, got, do)
+                remedy = "if you trust it, allow more (--most-bytes, --most-files)"
+                raise refusal(f"layer {at + 1}", expected, actual, remedy)
             names = [name] if is_base(self._layers / name) else [*names, name]
             told(f"layer {at + 1} of {len(source.diff_ids)}: {done}: {entries:,} files, {size / 1e6:,.1f} MB")
         return tuple(names), counts
@@ -222,13 +211,13 @@ class ImageStore:
                     raise
 
     def _file(self, name: str) -> Path:
-        do = "do: choose one such as debian:12"
+        remedy = "do: choose one such as debian:12"
         if name in RESERVED:
-            got = f"{name!r}, which is taken: boxes with the host's programs have it"
-            raise refusal("an image's name", "a name that is free", got, do)
+            actual = f"{name!r}, which is taken: boxes with the host's programs have it"
+            raise refusal("an image's name", "a name that is free", actual, remedy)
         if not NAME.fullmatch(name):
             expected = "letters, digits and . _ : / @ -, at most 128, the first a letter or digit"
-            raise refusal("an image's name", expected, repr(name), do)
+            raise refusal("an image's name", expected, repr(name), remedy)
         return self._images / f"{name.replace('/', '+')}.json"
 
     def _make_folders(self) -> None:
@@ -237,9 +226,9 @@ class ImageStore:
         for path in filter(Path.is_dir, self.folder.resolve().parents if self._identity else ()):
             kind = path.stat()
             if kind.st_uid or kind.st_mode & 0o1002 == 0o002:
-                got = f"{path} of user {kind.st_uid}, mode {kind.st_mode & 0o7777:04o}"
-                do = "do: set XDG_CACHE_HOME to a folder of root's"
-                raise refusal(str(self.folder), "a place that only root can change", got, do)
+                actual = f"{path} of user {kind.st_uid}, mode {kind.st_mode & 0o7777:04o}"
+                remedy = "do: set XDG_CACHE_HOME to a folder of root's"
+                raise refusal(str(self.folder), "a place that only root can change", actual, remedy)
         try:
             for folder in (self.folder.parent, self.folder, *(self.folder / name for name in FOLDERS)):
                 is_closed = self._identity and folder == self.folder
@@ -250,22 +239,22 @@ class ImageStore:
                         os.chown(folder, 0, self._user)
                     folder.chmod(0o710 if is_closed else 0o755)
         except OSError as error:
-            do = "do: set XDG_CACHE_HOME to a folder of yours"
-            raise refusal(str(self.folder), "a folder for images", error.strerror or str(error), do) from error
+            remedy = "do: set XDG_CACHE_HOME to a folder of yours"
+            raise refusal(str(self.folder), "a folder for images", error.strerror or str(error), remedy) from error
         self._check_owner()
         if (closed := unreadable_part(self._layers, self._user)) is not None:
             expected = f"a folder that user {self._user}, whom boxes run as, can enter"
-            do = f"do: chmod o+x {closed}, or set XDG_CACHE_HOME to another folder"
-            raise refusal(str(self.folder), expected, f"mode {closed.stat().st_mode & 0o7777:04o} of {closed}", do)
+            remedy = f"do: chmod o+x {closed}, or set XDG_CACHE_HOME to another folder"
+            raise refusal(str(self.folder), expected, f"mode {closed.stat().st_mode & 0o7777:04o} of {closed}", remedy)
 
     def _check_owner(self) -> None:
         """Refuse a store of another user than the boxes', or one that others can enter."""
         kind = self.folder.stat()
         if self._identity and (kind.st_uid, kind.st_gid, kind.st_mode & 0o7) != (0, self._user, 0):
             expected = f"a folder that only root and the boxes' group {self._user} can enter"
-            got = f"one of user {kind.st_uid} and group {kind.st_gid}, mode {kind.st_mode & 0o7777:04o}"
-            do = "do: remove it and pull its images again, or set sandbox.user to that group"
-            raise refusal(str(self.folder), expected, got, do)
+            actual = f"one of user {kind.st_uid} and group {kind.st_gid}, mode {kind.st_mode & 0o7777:04o}"
+            remedy = "do: remove it and pull its images again, or set sandbox.user to that group"
+            raise refusal(str(self.folder), expected, actual, remedy)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

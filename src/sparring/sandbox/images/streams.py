@@ -33,8 +33,8 @@ def decompressed(file: BinaryIO, where: str) -> BinaryIO:
         try:
             from compression import zstd  # type: ignore[import-not-found,unused-ignore]  # Python 3.14
         except ImportError:
-            do = "do: skopeo copy --dest-compress-format gzip, or docker save, which does not compress"
-            raise refusal(where, "a layer compressed by gzip, or not at all", "zstd", do) from None
+            remedy = "do: skopeo copy --dest-compress-format gzip, or docker save, which does not compress"
+            raise refusal(where, "a layer compressed by gzip, or not at all", "zstd", remedy) from None
         return cast(BinaryIO, zstd.ZstdFile(buffered))
     if head.startswith(b"\x1f\x8b"):
         return cast(BinaryIO, gzip.GzipFile(fileobj=buffered))
@@ -47,19 +47,17 @@ class Checked(io.RawIOBase):
     """Reader of a stream that hashes what passes, and refuses more than a bound.
 
     Args:
-        file: the stream.
-        where: its place, for refusals.
         digest: digest that its bytes must have, `algorithm:hex`; "" for none.
         most_bytes: maximum number of its bytes.
-        do: what to do if there are more.
+        remedy: what to do if there are more.
     """
 
-    def __init__(self, file: BinaryIO, where: str, digest: str, most_bytes: int, do: str = ALLOW) -> None:
+    def __init__(self, file: BinaryIO, where: str, digest: str, most_bytes: int, remedy: str = ALLOW) -> None:
         self._file = file
         self._where = where
         self._digest = digest
         self._most = most_bytes
-        self._do = do
+        self._remedy = remedy
         self._hash = hashlib.new(digest.partition(":")[0] or "sha256")
         self.num_bytes = 0
 
@@ -72,7 +70,7 @@ class Checked(io.RawIOBase):
         piece = self._file.read(len(buffer))
         self.num_bytes += len(piece)
         if self.num_bytes > self._most:
-            raise refusal(self._where, f"at most {self._most} bytes", "more", self._do)
+            raise refusal(self._where, f"at most {self._most} bytes", "more", self._remedy)
         self._hash.update(piece)
         buffer[: len(piece)] = piece
         return len(piece)
@@ -91,12 +89,8 @@ class Checked(io.RawIOBase):
 
 
 class TarStream:
-    """Tar that is read forwards, as tarfile sees it. Headers are small: one of gigabytes would be read into memory.
-
-    Args:
-        file: the tar, uncompressed.
-        where: its place, for refusals.
-    """
+    """Uncompressed tar that is read forwards, as tarfile sees it. Headers are small: one of gigabytes would be read
+    into memory."""
 
     def __init__(self, file: BinaryIO, where: str) -> None:
         self._file = file
@@ -115,8 +109,8 @@ class TarStream:
         """Return bytes of headers."""
         self.allowed -= count
         if self.allowed < 0:
-            got = f"more, or a sparse file's map, at byte {self._at}"
-            raise refusal(self.where, f"headers of at most {PIECE_BYTES} bytes for each entry", got, SAVE)
+            actual = f"more, or a sparse file's map, at byte {self._at}"
+            raise refusal(self.where, f"headers of at most {PIECE_BYTES} bytes for each entry", actual, SAVE)
         self.block = self.take(count)
         return self.block
 
@@ -152,8 +146,8 @@ def members(stream: TarStream) -> Iterator[tarfile.TarInfo]:
                 tar.members.clear()  # type: ignore[attr-defined]
                 tar.pax_headers = {}
                 if member.issparse() or member.size < 0 or "\0" in member.name + member.linkname:
-                    got = "a sparse file, or a name with a NUL"
-                    raise refusal(f"{stream.where}: {member.name!r}", "a plain entry", got, SAVE)
+                    actual = "a sparse file, or a name with a NUL"
+                    raise refusal(f"{stream.where}: {member.name!r}", "a plain entry", actual, SAVE)
                 yield member
                 stream.allowed = PIECE_BYTES
     except (ValueError, RecursionError) as error:

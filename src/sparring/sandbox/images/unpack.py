@@ -38,10 +38,8 @@ class LayerTree:
     """Layer that is being unpacked.
 
     Args:
-        tree: its empty folder.
         lower: the layers below it, topmost first, whose links and folders its paths lead through.
         owner: arguments of chown for everything in it; None leaves the owner.
-        bounds: most that it may hold.
 
     Attributes:
         num_bytes: bytes of its files.
@@ -74,14 +72,14 @@ class LayerTree:
             self.num_entries += 1
             where = f"{stream.where}: {member.name!r}"
             if self.num_entries > self._bounds.num_entries:
-                do = "if you trust it, allow more (--most-files)"
-                raise refusal(stream.where, f"at most {self._bounds.num_entries} files in an image", "more", do)
+                remedy = "if you trust it, allow more (--most-files)"
+                raise refusal(stream.where, f"at most {self._bounds.num_entries} files in an image", "more", remedy)
             try:
                 self._add(member, stream, where)
             except (OSError, ValueError) as error:
                 words = error.strerror if isinstance(error, OSError) else None
-                do = f"{SAVE}; or use a disk with devices of overlayfs and user attributes (XDG_CACHE_HOME)"
-                raise refusal(where, "an entry that can be unpacked", words or str(error), do) from error
+                remedy = f"{SAVE}; or use a disk with devices of overlayfs and user attributes (XDG_CACHE_HOME)"
+                raise refusal(where, "an entry that can be unpacked", words or str(error), remedy) from error
         for path, time in self._times.items():
             try:
                 with self._opened(path) as folder:
@@ -164,9 +162,9 @@ class LayerTree:
 
     def _write(self, name: str, folder: int, member: tarfile.TarInfo, stream: TarStream, where: str) -> None:
         if self.num_bytes + member.size > self._bounds.num_bytes:
-            do = "if you trust it, allow more (--most-bytes)"
-            got = f"{self.num_bytes + member.size} or more"
-            raise refusal(where, f"at most {self._bounds.num_bytes} bytes in an image", got, do)
+            remedy = "if you trust it, allow more (--most-bytes)"
+            actual = f"{self.num_bytes + member.size} or more"
+            raise refusal(where, f"at most {self._bounds.num_bytes} bytes in an image", actual, remedy)
         self.num_bytes += member.size
         new = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
         with open(new, "wb", buffering=0) as file:
@@ -224,8 +222,8 @@ class LayerTree:
         parts = _parts(member.linkname, where)
         found = parts and self._find(self._stacked(self._folder(parts[:-1], where)), parts[-1])
         if not found or stat.S_ISDIR(os.lstat(found[0]).st_mode):
-            got = f"a link to {member.linkname!r}, which is {'a folder' if found else 'not there'}"
-            raise refusal(where, "a link to a file of the image", got, SAVE)
+            actual = f"a link to {member.linkname!r}, which is {'a folder' if found else 'not there'}"
+            raise refusal(where, "a link to a file of the image", actual, SAVE)
         return str(found[0])
 
     def _stacked(self, folder: str) -> list[str]:
@@ -262,9 +260,9 @@ class LayerTree:
         key = "/".join(parts)
         if (known := self._known.get(key)) is not None:
             return known
-        path, left, links = [self._tree], list(reversed(parts)), 0
-        while left:
-            name = left.pop()
+        path, rest, links = [self._tree], list(reversed(parts)), 0
+        while rest:
+            name = rest.pop()
             if name in ("", ".", ".."):
                 if name == ".." and len(path) > 1:
                     path.pop()
@@ -277,11 +275,11 @@ class LayerTree:
             elif os.path.islink(found[0]):
                 links += 1
                 self._followed.add(inner)
-                if links > MOST_LINKS or len(path) + len(left) > MOST_DEPTH:
+                if links > MOST_LINKS or len(path) + len(rest) > MOST_DEPTH:
                     raise refusal(where, "a folder as parent", f"a loop of links at {name!r}", SAVE)
                 target = os.readlink(found[0])
                 path = [self._tree] if target.startswith("/") else path
-                left += reversed(target.split("/"))
+                rest += reversed(target.split("/"))
             else:
                 raise refusal(where, "a folder as parent", f"{name!r}, which is not one", SAVE)
         self._known[key] = path[-1]

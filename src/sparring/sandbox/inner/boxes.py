@@ -49,7 +49,6 @@ class Box:
     """Pid 1 of a box.
 
     Args:
-        wire: its socket.
         joined: two pipe ends for its first command, to which they are `ASKED` and `ANSWERED`; or none.
         frozen: layers of another box.
         doors: files by which commands enter the box's control group; none without one. This process stays outside:
@@ -110,7 +109,6 @@ class Box:
                 self._freeze(self._snapshot)
 
     def _watch(self) -> None:
-        """Poll what there is to read and to write now."""
         wanted = {self._wire.fileno(): select.POLLIN | (select.POLLOUT if self._wire.waiting else 0)}
         wanted.update(dict.fromkeys(self._connecting, select.POLLOUT))
         crowded = self._wire.waiting >= CROWDED_BYTES
@@ -260,7 +258,6 @@ class Box:
         return True
 
     def _connect(self, number: int, port: int) -> None:
-        """Begin a connection to a port of the box, whose socket the parent gets."""
         self._raise_loopback()
         link = socket.socket()
         link.setblocking(False)
@@ -280,7 +277,6 @@ class Box:
     # ---- what the commands say ----
 
     def _hear(self, file: int) -> None:
-        """Read what a command, or its reaper, has said."""
         for run in list(self._runs.values()):
             if file in run.streams:
                 if run.read_on(file, self._teller(run)) is False:
@@ -340,7 +336,6 @@ class Box:
         self._wire.send(header, *parts)
 
     def _tell(self, run: Run) -> None:
-        """Tell how a command ended."""
         self._drain(run)
         run.check_confined()
         call = run.told_call(None) if isinstance(run, ShellRun) and run.call else None
@@ -380,11 +375,11 @@ class Box:
         direct = self._direct()
         if direct is not None:
             reap_orphans(direct.pid)
-        held = resident_bytes()
-        if sum(held.values()) + (tcp_bytes() if self._loopback else 0) > self._limits["memory"]:
+        resident = resident_bytes()
+        if sum(resident.values()) + (tcp_bytes() if self._loopback else 0) > self._limits["memory"]:
             tree = parents()
             shares = {
-                run.id: sum(held.get(pid, 0) for pid in below({run.pid}, tree) | {run.pid})
+                run.id: sum(resident.get(pid, 0) for pid in below({run.pid}, tree) | {run.pid})
                 for run in self._runs.values()
             }
             self._hit(self._runs[max(shares, key=shares.__getitem__)], "out of memory")
@@ -419,7 +414,6 @@ def box(connection: socket.socket, joined: list[int], frozen: list[int]) -> NoRe
 
 
 def _broken(error: BaseException) -> dict[str, Any]:
-    """Return what tells the parent why its box does not serve."""
     return {"id": 0, "broken": f"{type(error).__name__}: {error}"}
 
 

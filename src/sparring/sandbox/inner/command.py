@@ -68,7 +68,6 @@ class TopLevel:
 
 
 def _run_python(code: bytes) -> int:
-    """Run code as `python3 -c` would, and return its exit status."""
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = main
@@ -111,11 +110,7 @@ def reap(request: dict[str, Any], body: bytes, limits: dict[str, Any], files: tu
     returns.
 
     Args:
-        request: what the parent asked for.
-        body: code, or nothing.
-        limits: limits of the box.
         files: the command's standard streams, and for a shell its `SAID`.
-        report: pipe to the box.
     """
     try:
         become_subreaper()

@@ -100,10 +100,10 @@ def _read(file: FileIO, most: int) -> None:
     """Copy a file to stdout. A file of more than `most` bytes is refused, unread if its size tells."""
     if os.fstat(file.fileno()).st_size > most:
         raise _error_of(errno.EFBIG)
-    left = most
+    room = most
     while piece := file.read(PIECE_BYTES):
-        left -= len(piece)
-        if left < 0:  # such as a file of /proc, which does not report its size
+        room -= len(piece)
+        if room < 0:  # such as a file of /proc, which does not report its size
             raise _error_of(errno.EFBIG)
         sys.stdout.buffer.write(piece)
 

@@ -170,7 +170,6 @@ def _argument(index: int) -> int:
 
 
 def _checks(rules: Rules) -> dict[str, Outcome]:
-    """Return the decisions of `CHECKED`."""
     internet = Decision(_argument(2), tuple((protocol, ALLOW) for protocol in PROTOCOLS), EPROTONOSUPPORT)
     families = ((AF_UNIX, ALLOW), (AF_INET, internet), (AF_INET6, internet))
     options = PROGRAM_OPTIONS + RECEIVE_OPTIONS + (() if rules.sizes else SEND_OPTIONS)
@@ -213,11 +212,7 @@ def _search(ranges: list[tuple[int, Outcome]]) -> list[Instruction]:
 
 
 def filter_program(rules: Rules = Rules()) -> tuple[Any, bytes]:
-    """Return a seccomp program (struct sock_fprog), and the memory that it points to.
-
-    Args:
-        rules: differences between boxes.
-    """
+    """Return a seccomp program (struct sock_fprog), and the memory that it points to."""
     outcomes: dict[int, Outcome] = {}
     owners: Outcome = NOTHING if rules.owners else ALLOW
     for calls, outcome in ((ALLOWED, ALLOW), (REFUSED, EPERM), (IDLE, NOTHING), (OWNERS, owners)):

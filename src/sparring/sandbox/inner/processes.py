@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 PATIENCE_S = 2.0
@@ -13,15 +13,18 @@ PATIENCE_S = 2.0
 
 def parents() -> dict[int, int]:
     """Return the parent of every process of the box."""
-    found = {}
+    return {pid: int(text.rpartition(b")")[2].split()[1]) for pid, text in _each("stat")}
+
+
+def _each(name: str) -> Iterator[tuple[int, bytes]]:
+    """Yield every process of the box with the content of its file by this name in /proc."""
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
-                with open(f"/proc/{entry}/stat", "rb") as file:
-                    found[int(entry)] = int(file.read().rpartition(b")")[2].split()[1])
+                with open(f"/proc/{entry}/{name}", "rb") as file:
+                    yield int(entry), file.read()
             except OSError:
                 pass  # it has just ended
-    return found
 
 
 def below(roots: Iterable[int], tree: dict[int, int]) -> set[int]:
@@ -109,14 +112,7 @@ def reap_orphans(but: int) -> None:
 
 def resident_bytes() -> dict[int, int]:
     """Return the bytes that each process of the box holds, without what it shares with the warm interpreter (pid 1)."""
-    resident = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                with open(f"/proc/{entry}/statm", "rb") as file:
-                    resident[int(entry)] = int(file.read().split()[1]) * PAGE_BYTES
-            except OSError:
-                pass  # it has just ended
+    resident = {pid: int(text.split()[1]) * PAGE_BYTES for pid, text in _each("statm")}
     base = resident.pop(1, 0)
     return {pid: max(0, value - base) for pid, value in resident.items()}
 

@@ -305,7 +305,6 @@ def _show_in(root: int, path: str) -> None:
 
 
 def _link_in(root: int, path: str) -> None:
-    """Make a link as the one at a path, at the same path below a root."""
     folder, name = os.path.split(path)
     place, target = _open_folder(root, folder), os.readlink(path)
     try:

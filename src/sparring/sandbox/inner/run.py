@@ -48,9 +48,7 @@ class Run:
     """Running command.
 
     Args:
-        request: what the parent asked for.
         body: code, or standard input.
-        limits: limits of the box.
         reaped: whether it has a reaper; else pid 1 itself is it.
 
     Attributes:
@@ -234,6 +232,5 @@ class Run:
 
 
 def _is_disk_full() -> bool:
-    """Return whether nothing more can be written in the box."""
     disk = os.statvfs(DISK)
     return disk.f_bavail == 0 or disk.f_favail == 0

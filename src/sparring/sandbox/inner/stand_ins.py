@@ -132,7 +132,6 @@ def _send(file: int, message: list[Any]) -> None:
 
 
 def _receive(file: int) -> list[Any]:
-    """Read one message, a non-empty list."""
     (size,) = struct.unpack("<I", _exactly(file, 4))
     if size > LARGEST:
         raise Broken("a message of more than %d bytes" % LARGEST)

@@ -25,40 +25,35 @@ SHOWN = "prompts shown"
 
 
 def check_unseen(files: RunFiles, factory: EnvFactory, tasks: Sequence[Task]) -> None:
-    """Check that neither this run nor the runs of `run.after` trained on a held-out task.
-
-    Raises:
-        BadInput: one of the runs did.
-    """
+    """Check that neither this run nor the runs of `run.after` trained on a held-out task."""
     check_unseen_files(files.config, tasks)
     texts = {identity(task): task.id for task in tasks}
     note_shown(files, factory, texts)
     digests = {_digest(text): text for text in texts}
-    for recipe, shown in _earlier_prompts(files.config):
-        if seen := digests.keys() & shown:
-            do = "give both recipes one env.held_out_share"
-            raise _contaminated(texts[digests[min(seen)]], f"a prompt of the run of {recipe}", do)
+    for recipe, prompts in _earlier_prompts(files.config):
+        if seen := digests.keys() & prompts:
+            fix = "give both recipes one env.held_out_share"
+            raise _contaminated(texts[digests[min(seen)]], f"a prompt of the run of {recipe}", fix)
 
 
-def note_shown(files: RunFiles, factory: EnvFactory, held: Mapping[str, str]) -> None:
+def note_shown(files: RunFiles, factory: EnvFactory, held_out: Mapping[str, str]) -> None:
     """Record digests of the tasks that this run and the runs before it trained on, for the runs after it.
 
     Args:
-        held: ids of held-out tasks by their identity.
+        held_out: ids of held-out tasks by their identity.
 
     Raises:
         BadInput: this run trained on a held-out task.
     """
-    shown = {_digest(text) for _, prompts in _prompts_in_files(files.config) for text in prompts}
+    digests = {_digest(text) for _, prompts in _prompts_in_files(files.config) for text in prompts}
     for text, what in _tasks_shown(files, factory):
-        if text in held:
-            raise _contaminated(held[text], what)
-        shown.add(_digest(text))
-    files.store.put(SHOWN, sorted(shown.union(*(digests for _, digests in _earlier_prompts(files.config)))))
+        if text in held_out:
+            raise _contaminated(held_out[text], what)
+        digests.add(_digest(text))
+    files.store.put(SHOWN, sorted(digests.union(*(earlier for _, earlier in _earlier_prompts(files.config)))))
 
 
 def _tasks_shown(files: RunFiles, factory: EnvFactory) -> Iterator[tuple[str, str]]:
-    """Yield identity and description of every task that this run trained on."""
     for index in range((files.done("collect") or {}).get("tasks", 0)):
         collected = files.store.get(f"collect/{index}")
         assert collected is not None  # the stage is done, with so many
@@ -73,7 +68,6 @@ def _tasks_shown(files: RunFiles, factory: EnvFactory) -> Iterator[tuple[str, st
 
 
 def _earlier_prompts(config: RunConfig) -> Iterator[tuple[str, set[int]]]:
-    """Yield recipe and recorded prompt digests of each run in `run.after`; a missing run has recorded none."""
     for recipe in config.run.after:
         before = load(recipe).run
         file = Path(before.directory) / before.name / "store.sqlite"
@@ -130,5 +124,5 @@ def _last_user_message(task: Task) -> str:
     return normalised(next((message.content for message in reversed(task.messages) if message.role == "user"), ""))
 
 
-def _contaminated(task: str, got: str, do: str = "change the splits of the environment") -> BadInput:
-    return refusal(f"held-out task {task}", "a task that is in no training data", got, do)
+def _contaminated(task: str, actual: str, fix: str = "change the splits of the environment") -> BadInput:
+    return refusal(f"held-out task {task}", "a task that is in no training data", actual, fix)

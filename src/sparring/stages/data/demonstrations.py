@@ -78,37 +78,31 @@ class Conversation:
 
 async def demonstrations(context: Context, renderer: Renderer, longest: int) -> list[tuple[str, Rendered]]:
     """Return all demonstrations of the run as (name, tokens with their sampled marks): the rows of `[sft] data`, or the
-    expert's conversations that solve their task, in task order.
-
-    Args:
-        renderer: renderer of the policy.
-        longest: maximum number of tokens of a demonstration.
-    """
+    expert's conversations that solve their task, in task order."""
     imitator = None if conversation_file(context) is not None else imitator_of(context, renderer)
     solved = solved_conversations(await conversations(context, None, imitator))
     return [(c.name, rendered(c, renderer, longest)) for c in solved]
 
 
-def solved_conversations(shown: Sequence[Conversation]) -> list[Conversation]:
+def solved_conversations(conversations: Sequence[Conversation]) -> list[Conversation]:
     """Return the conversations that solve their task, and the conversations without a task.
 
     Raises:
         BadInput: fewer than nine in ten conversations are left.
     """
-    solved = [c for c in shown if c.task is None or (c.score is not None and c.score.success is not False)]
-    if len(solved) < 0.9 * len(shown):
-        cuts = Counter(c.cut_by for c in shown if c not in solved and c.cut_by is not None)
-        got = ", ".join([f"{len(solved)} of {len(shown)}", *(f"{n} cut short by {limit}" for limit, n in cuts.items())])
-        do = "raise that limit, or correct the expert" if cuts else "correct the expert"
-        raise refusal("[env]", "an expert that solves nine in ten tasks", got, do)
+    solved = [c for c in conversations if c.task is None or (c.score is not None and c.score.success is not False)]
+    if len(solved) < 0.9 * len(conversations):
+        cuts = Counter(c.cut_by for c in conversations if c not in solved and c.cut_by is not None)
+        actual = ", ".join(
+            [f"{len(solved)} of {len(conversations)}", *(f"{n} cut short by {limit}" for limit, n in cuts.items())]
+        )
+        fix = "raise that limit, or correct the expert" if cuts else "correct the expert"
+        raise refusal("[env]", "an expert that solves nine in ten tasks", actual, fix)
     return solved
 
 
 def rendered(conversation: Conversation, renderer: Renderer, longest: int) -> Rendered:
     """Return the conversation as tokens with marks of the replies.
-
-    Args:
-        longest: maximum number of tokens, which the policy's positions limit.
 
     Raises:
         BadInput: the chat format cannot write the conversation, or it has more than `longest` tokens.
@@ -130,10 +124,10 @@ def rendered(conversation: Conversation, renderer: Renderer, longest: int) -> Re
     return tokens
 
 
-def too_long(where: str, positions: int, got: str) -> BadInput:
+def too_long(where: str, positions: int, actual: str) -> BadInput:
     """Return the error for a text with more tokens than the policy has positions."""
     expected = f"fewer tokens than the {positions} positions of the model"
-    return refusal(where, expected, got, "shorten it, raise models.policy.init.max_positions, or take another model")
+    return refusal(where, expected, actual, "shorten it, raise models.policy.init.max_positions, or take another model")
 
 
 def conversation_file(files: RunFiles) -> str | None:
@@ -211,12 +205,8 @@ async def play_experts(context: Context, tasks: Sequence[Task], imitator: Imitat
 
 
 def advice_without_expert(config: RunConfig, own: str, of_sft: str) -> str:
-    """Return the advice for an environment without demonstrations.
-
-    Args:
-        own: advice for the environment's author.
-        of_sft: advice for a run with the sft stage. Without that stage demonstrations only train a fresh tokenizer.
-    """
+    """Return the advice for an environment without demonstrations: `own` for its author, `of_sft` for a run with the
+    sft stage. Without that stage demonstrations only train a fresh tokenizer."""
     other = "start from a checkpoint (models.policy.path)"
     return f"{own}, or {of_sft if 'sft' in config.run.stages else other}, or set sft.data"
 
@@ -225,10 +215,8 @@ class Demonstrations:
     """Player of rollouts with scripted replies and real tools; each rollout has its own environment.
 
     Args:
-        context: run whose harness holds the conversations.
         imitator: policy that will imitate its roles: their prompts must fit its context, and programs are told its
             limits. None: tokens are not counted.
-        report: called with a sentence for the reader of the run.
         fits: whether a conversation longer than the imitator's context is refused.
     """
 
@@ -256,6 +244,7 @@ class Demonstrations:
             context.harness,
             config,
             executors=THREADS.executor,
+            box_starts=context.box_starts,
             report=report,
         )
 
@@ -308,16 +297,12 @@ class Demonstrations:
         if not played.transcripts and self._imitator is not None and not self._fits:
             return await Demonstrations(self._context).play(task, replies)  # not even the first prompt fits
         if not played.transcripts:
-            got = f"{played.rollout.outcome.reason} before the first reply for task {task.id}"
-            raise refusal("rollout.harness", "a harness that is answered", got, "raise that limit")
+            actual = f"{played.rollout.outcome.reason} before the first reply for task {task.id}"
+            raise refusal("rollout.harness", "a harness that is answered", actual, "raise that limit")
         return _conversations_of(task, played)
 
     def _expert(self, task: Task) -> Replies:
-        """Return a fresh expert for a task.
-
-        Raises:
-            BadInput: the environment has no expert for the task.
-        """
+        """Return a fresh expert for a task."""
         expert = self._context.factory.expert(task)
         if expert is None:
             of_sft = "leave this kind of task out of the demonstrations"
@@ -327,12 +312,7 @@ class Demonstrations:
 
 
 class _Scripts:
-    """Scripts of the rollouts that are in progress. Implements `rollout.episode.SessionRecorder`.
-
-    Args:
-        config: names the roles that the policy plays.
-        imitator: counts the tokens of these roles; None: no tokens are counted.
-    """
+    """Scripts of the rollouts that are in progress. Implements `rollout.episode.SessionRecorder`."""
 
     def __init__(self, config: RolloutConfig, imitator: Imitator | None) -> None:
         self._config, self._imitator = config, imitator
@@ -370,15 +350,15 @@ def _conversations_of(task: Task, played: Attempt) -> list[Conversation]:
     score = None if score is not None and (score.reward, score.success) == (None, None) else score
     outcome = played.rollout.outcome
     cut_by = outcome.reason if outcome.kind == "truncated" else None
-    shown = []
+    conversations = []
     for role, branches in played.transcripts.items():
         name = f"task {task.id}, {role}" if several else f"task {task.id}"
         names = [name] if len(branches) == 1 else [f"{name}, branch {number}" for number in range(1, len(branches) + 1)]
-        shown += [
+        conversations += [
             conversation_of(name, branch, task=task, score=score, role=role, cut_by=cut_by)
             for name, branch in zip(names, branches, strict=True)
         ]
-    return shown
+    return conversations
 
 
 def _drain(failures: deque[InfraError]) -> list[InfraError]:
@@ -389,20 +369,16 @@ def _drain(failures: deque[InfraError]) -> list[InfraError]:
 
 def _no_requests(task: Task, harness: str, error: Unanswered) -> BadInput:
     reason = str(error).partition(": ")[2]
-    got = f"{harness!r}, which {reason} for task {task.id}"
-    got = got if reason == "requested no reply" else f"for task {task.id}: {error}"
-    do = "let it ask for every reply: `await episode.session().complete(messages)`, or by the client it has"
-    return refusal("rollout.harness", "a harness that requests its replies from the session", got, do)
+    actual = f"{harness!r}, which {reason} for task {task.id}"
+    actual = actual if reason == "requested no reply" else f"for task {task.id}: {error}"
+    fix = "let it ask for every reply: `await episode.session().complete(messages)`, or by the client it has"
+    return refusal("rollout.harness", "a harness that requests its replies from the session", actual, fix)
 
 
 def _over_context(task: Task, room: int, positions: int) -> BadInput:
-    """Return the error for an expert whose prompts or replies do not fit the policy's context.
-
-    Args:
-        room: tokens of the policy's context.
-        positions: positions of the policy's model; more than `room` means that the cache is the limit.
-    """
-    got = f"more in the demonstration of task {task.id}"
+    """Return the error for an expert whose prompts or replies do not fit the `room` of the policy's context; more
+    `positions` of its model mean that the cache is the limit."""
+    actual = f"more in the demonstration of task {task.id}"
     if room < positions:
-        return refusal("engine.kv.bytes", f"prompts of fewer than the {room} tokens of the cache", got, "raise it")
+        return refusal("engine.kv.bytes", f"prompts of fewer than the {room} tokens of the cache", actual, "raise it")
     return too_long(f"task {task.id}", room, "a longer demonstration")

@@ -33,11 +33,7 @@ R = TypeVar("R", bound=Preference | Solution | JudgedTurns)
 
 
 def preference_rows(config: RunConfig) -> list[Preference]:
-    """Return the rows of `[preference] data`.
-
-    Raises:
-        BadInput: the file or its rows are missing, or a row does not parse.
-    """
+    """Return the rows of `[preference] data`."""
     section = config.preference
     single = isinstance(section.loss, KtoConfig)
     rows = read_preferences(_required_file(section.data, "preference"), single=single)
@@ -56,28 +52,25 @@ def reward_rows(config: RunConfig) -> list[Preference] | list[Solution] | list[J
 
 
 def check_compared(config: RunConfig, factory: EnvFactory) -> tuple[list[str], list[Conversation]]:
-    """Refuse missing data of either stage, and adapters in the reward_model stage, which trains whole weights.
-
-    Returns:
-        Facts, one sentence each, and the conversations that will be trained on.
-    """
-    facts, shown = [], []
+    """Refuse missing data of either stage, and adapters in the reward_model stage, which trains whole weights; return
+    facts, one sentence each, and the conversations that will be trained on."""
+    facts, pairs = [], []
     tools = factory.make().tools
     for stage, read in (("preference", preference_rows), ("reward_model", reward_rows)):
         if stage not in config.run.stages:
             continue
         section, rows = getattr(config, stage), read(config)
-        trained, held = split_held_out(rows, section.held_out, config.run.seed, stage)
-        facts.append(f"{stage}: {len(trained)} rows to train on, {len(held)} held out")
-        shown += [
+        trained, held_out = split_held_out(rows, section.held_out, config.run.seed, stage)
+        facts.append(f"{stage}: {len(trained)} rows to train on, {len(held_out)} held out")
+        pairs += [
             Conversation(name=row.where, messages=(*row.prompt, *replied), tools=tools)
             for row in rows
             for replied in _replies(row)
         ]
     if "reward_model" in config.run.stages and config.models[POLICY].lora is not None:
-        got, do = "a section", "leave one of them out"
-        raise refusal("models.policy.lora", "none with the stage reward_model, which trains whole weights", got, do)
-    return facts, shown
+        actual, fix = "a section", "leave one of them out"
+        raise refusal("models.policy.lora", "none with the stage reward_model, which trains whole weights", actual, fix)
+    return facts, pairs
 
 
 def _required_file(path: str | None, section: str) -> str:
@@ -108,11 +101,11 @@ def split_held_out(rows: Sequence[R], held_out: int, seed: int, section: str) ->
         of_prompt.setdefault(row.prompt, []).append(row)
     order = sorted(of_prompt, key=lambda prompt: xxhash.xxh3_64_intdigest(f"held out/{seed}/{prompt}".encode()))
     sizes = itertools.accumulate((len(of_prompt[prompt]) for prompt in order), initial=0)
-    held = {prompt for prompt, before in zip(order, sizes, strict=False) if before < held_out}
-    if len(held) == len(of_prompt):
-        got = f"{held_out} of {len(rows)} rows, {len(of_prompt)} prompts"
-        raise refusal(f"{section}.held_out", "prompts left to train on", got, "lower it or add rows")
-    return [row for row in rows if row.prompt not in held], [row for row in rows if row.prompt in held]
+    apart = {prompt for prompt, before in zip(order, sizes, strict=False) if before < held_out}
+    if len(apart) == len(of_prompt):
+        actual = f"{held_out} of {len(rows)} rows, {len(of_prompt)} prompts"
+        raise refusal(f"{section}.held_out", "prompts left to train on", actual, "lower it or add rows")
+    return [row for row in rows if row.prompt not in apart], [row for row in rows if row.prompt in apart]
 
 
 def render_reply(
@@ -131,8 +124,8 @@ def render_reply(
     except BadInput as error:
         raise refusal_in(where, error) from error
     if len(rendered.tokens) > longest:
-        got, do = f"{len(rendered.tokens)} tokens", "shorten it, leave it out, or take another model"
-        raise refusal(where, f"at most {longest} tokens, the positions of the model", got, do)
+        actual, fix = f"{len(rendered.tokens)} tokens", "shorten it, leave it out, or take another model"
+        raise refusal(where, f"at most {longest} tokens, the positions of the model", actual, fix)
     # assistant messages of the prompt are not part of the reply
     earlier, marks, before = sum(message.role == "assistant" for message in prompt), [], False
     for mark in rendered.sampled:
@@ -163,8 +156,8 @@ def render_sides(
 
 def same_ids(where: str) -> BadInput:
     """Return the refusal of a row whose replies differ as text and not as ids: nothing can be learned from them."""
-    got = "the same ids twice: the chat format writes both alike"
-    return refusal(where, "two replies of different tokens", got, "correct the row or leave it out")
+    actual = "the same ids twice: the chat format writes both alike"
+    return refusal(where, "two replies of different tokens", actual, "correct the row or leave it out")
 
 
 def rate(right: int, count: int) -> dict[str, float]:

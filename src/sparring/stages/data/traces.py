@@ -43,15 +43,14 @@ def transcript_of(
 
     Args:
         world_tools: tools of a row that names none.
-        column: name of the column with the messages.
 
     Raises:
         BadInput: tools, weights or `prompt_messages` do not parse, or the row has nothing to imitate.
     """
     tools, prompt = row.get("tools"), row.get("prompt_messages")
     if prompt is not None and not (type(prompt) is int and 0 < prompt < len(messages)):
-        got, expected = repr(prompt)[:80], f"a number of messages below {len(messages)}"
-        raise refusal(f"{where}, prompt_messages", expected, got, "correct the row, or leave it out")
+        actual, expected = repr(prompt)[:80], f"a number of messages below {len(messages)}"
+        raise refusal(f"{where}, prompt_messages", expected, actual, "correct the row, or leave it out")
     imitated = _imitated(row.get(column), messages, prompt or 0, where)
     return Transcript(
         messages=messages,
@@ -66,8 +65,8 @@ def _imitated(entries: Any, messages: Sequence[Message], prompt: int, where: str
     weights = {at: entries[at].get("weight") for at in replies} if isinstance(entries, list) else {}
     for at, weight in weights.items():
         if weight not in (None, 0, 1):
-            place, do = f"{where}, messages[{at}].weight", "write one of them, or leave it out"
-            raise refusal(place, "0 or 1", repr(weight)[:80], do)
+            place, fix = f"{where}, messages[{at}].weight", "write one of them, or leave it out"
+            raise refusal(place, "0 or 1", repr(weight)[:80], fix)
     imitated = tuple(at for at in replies if at >= prompt and weights.get(at) != 0)
     if not imitated:
         raise refusal(where, "an assistant message to learn", "none with a weight", "add one or remove the row")

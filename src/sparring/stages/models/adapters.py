@@ -47,7 +47,6 @@ def show_adapter(files: RunFiles, stage: str) -> None:
 
 
 def _is_untrained(folder: Path) -> bool:
-    """Return whether an adapter changes nothing: every factor B is 0."""
     return not any(bool(tensor.any()) for name, tensor in read(folder).items() if ".lora_B" in name)
 
 
@@ -67,20 +66,20 @@ def check_lora(config: RunConfig) -> list[str]:
     """Refuse adapters that the engine cannot serve, or that differ from the adapter in the checkpoint."""
     lora, start, kind = config.models[POLICY].lora, given_checkpoint(config), config.engine.kind
     if lora is not None and kind in ALONE:
-        got, do = f"rank {lora.rank}", 'leave it out, or set engine.kind = "native" or "remote"'
-        raise refusal("models.policy.lora", f"none with {ALONE[kind]}, which serves no adapters", got, do)
+        actual, fix = f"rank {lora.rank}", 'leave it out, or set engine.kind = "native" or "remote"'
+        raise refusal("models.policy.lora", f"none with {ALONE[kind]}, which serves no adapters", actual, fix)
     if start is not None and is_adapter(start):
         adapter = read_config(start)
         if lora is None:
-            do = "add it, or merge the adapter first: sparring export"
+            fix = "add it, or merge the adapter first: sparring export"
             raise refusal(
-                "models.policy.lora", f"rank {adapter.rank}, as the adapter {start} has", "no such section", do
+                "models.policy.lora", f"rank {adapter.rank}, as the adapter {start} has", "no such section", fix
             )
         if (lora.rank, lora.scale) != (adapter.rank, adapter.scale):
-            got = f"rank {lora.rank} and scale {lora.scale:g}"
-            do = "set rank, alpha and rslora as it was trained"
+            actual = f"rank {lora.rank} and scale {lora.scale:g}"
+            fix = "set rank, alpha and rslora as it was trained"
             raise refusal(
-                "models.policy.lora", f"rank {adapter.rank} and scale {adapter.scale:g}, as {start} has", got, do
+                "models.policy.lora", f"rank {adapter.rank} and scale {adapter.scale:g}, as {start} has", actual, fix
             )
         return [f"lora: goes on with the adapter {start} of {base_of(start)}"]
     if lora is None:

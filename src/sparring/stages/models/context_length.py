@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparring.engine.config import EngineConfig
+from sparring.errors import refusal
 from sparring.model.config import DType
+from sparring.model.hub import base_folder
 from sparring.recipe.run_config import RunConfig
 from sparring.types import POLICY
 
@@ -15,14 +17,21 @@ if TYPE_CHECKING:
 
 
 def outline_of(folder: Path, head: str = "tokens") -> Outline:
-    """Return the outline of a checkpoint folder; imports torch.
+    """Return the outline of the checkpoint in `folder`, or of an adapter's base, whose model must have this head
+    (`model.load.load`). Imports torch.
 
-    Args:
-        head: head that the model must have, as in `model.load.load`.
+    Raises:
+        BadInput: the folder has no weights; or as `read_config` and `outline`.
     """
-    from sparring.model.outline import checkpoint_outline
+    from sparring.model.load import read_config
+    from sparring.model.outline import outline
 
-    return checkpoint_outline(folder, head)
+    folder = base_folder(folder)
+    if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
+        where, weights = str(folder), "weights (*.safetensors)"
+        raise refusal(where, weights, "none in the folder", "copy or download the whole checkpoint")
+    read_config(str(folder), "fast", head)
+    return outline(folder, numerics="fast", scalar=head == "scalar")
 
 
 def engine_of(config: RunConfig, name: str) -> EngineConfig:

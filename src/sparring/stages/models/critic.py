@@ -48,8 +48,8 @@ class CriticUse(Learner):
         models, where = files.config.models, "rl.critic.model"
         if name == POLICY:
             if models[POLICY].lora is not None:
-                got, do = "the policy, which trains an adapter", "name a model of [models] with the base's path"
-                raise refusal(where, "weights without an adapter, to add a scalar head to", got, do)
+                actual, fix = "the policy, which trains an adapter", "name a model of [models] with the base's path"
+                raise refusal(where, "weights without an adapter, to add a scalar head to", actual, fix)
         elif name == OWN:
             if OWN not in files.config.run.stages and files.done(OWN) is None:
                 stages = str(list(files.config.run.stages))

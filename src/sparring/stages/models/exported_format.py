@@ -28,16 +28,8 @@ KEPT = ("bos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_
 
 
 def write_format(out: Path, source: Path, config: RunConfig, store: Store) -> list[str]:
-    """Write chat template and generation settings of a run into an exported folder.
-
-    Args:
-        out: exported folder, which has the files of `source`.
-        source: checkpoint folder with tokenizer and template.
-        store: record of the run, whose prompts the template is compared with.
-
-    Returns:
-        Sentences: how many recorded prompts the template writes, and which it cannot write.
-    """
+    """Write chat template and generation settings of a run into `out`, which has the files of `source`. Return how many
+    of the prompts in the run's `store` the template writes, and which it cannot write, in sentences."""
     renderer = renderer_of(config, source)
     _write_generation(out, config, renderer)
     tokenizer = load_tokenizer(source)
@@ -98,16 +90,16 @@ def _findings(comparison: TemplateComparison, text: str, renderer: Renderer) -> 
     else:
         yield f"the chat template writes {comparison.same} of {comparison.count} recorded prompts id by id"
     if comparison.spelt:
-        do = "sampled ids are not the tokenizer's own, or text looks like a control token"
-        yield f"the chat template writes {comparison.spelt} prompts as the same text in other ids: {do}"
+        fix = "sampled ids are not the tokenizer's own, or text looks like a control token"
+        yield f"the chat template writes {comparison.spelt} prompts as the same text in other ids: {fix}"
     if comparison.replies:
         what = "an earlier reply was sampled in another way than its message is written (blanks, a malformed call)"
         yield f"the chat template writes {comparison.replies} prompts otherwise, because {what}"
     if comparison.other:
         left, right = comparison.shown
         where = f"the first is that of {comparison.other[0]}: the run wrote {left!r}, the template {right!r}"
-        do = f"serve the model with this project, or with a renderer that writes what {renderer.name} does"
-        yield f"the chat template does not write {len(comparison.other)} recorded prompts; {where}; {do}"
+        fix = f"serve the model with this project, or with a renderer that writes what {renderer.name} does"
+        yield f"the chat template does not write {len(comparison.other)} recorded prompts; {where}; {fix}"
     if "strftime_now" in text:
         yield "the chat template writes the day on which it is used; the run wrote 1 January 2025 in every prompt"
 

@@ -13,11 +13,7 @@ from sparring.stages.models.context_length import policy_context
 
 def imitator_of(files: RunFiles, renderer: Renderer | None = None) -> Imitator | None:
     """Return the policy that the sft stage starts from, with the context and reply length that it will have in the rl
-    stage; None for a fresh policy without a tokenizer.
-
-    Args:
-        renderer: renderer of the policy; None: it is loaded.
-    """
+    stage; None for a fresh policy without a tokenizer."""
     if given_checkpoint(files.config) is None and files.done("init") is None:
         return None
     source = files.input("sft")

@@ -44,9 +44,9 @@ def _check_absolute_part(where: str, rubric: Mapping[str, Any]) -> None:
     for domain in sorted({name for part in rubric.values() for name in part.domains}) or [""]:
         parts = of_domain(dict(rubric), domain).values()
         if parts and not any(part.weight and not isinstance(part, RELATIVE) for part in parts):
-            got = f"only parts that compare the answers of a group{f' in domain {domain!r}' if domain else ''}"
-            expected, do = "a part that scores one answer by itself, for evaluations", "add one, or evaluate nothing"
-            raise refusal(where, expected, got, do)
+            actual = f"only parts that compare the answers of a group{f' in domain {domain!r}' if domain else ''}"
+            expected, fix = "a part that scores one answer by itself, for evaluations", "add one, or evaluate nothing"
+            raise refusal(where, expected, actual, fix)
 
 
 def _check_model(config: RunConfig, where: str, part: AskedPart) -> None:
@@ -55,11 +55,11 @@ def _check_model(config: RunConfig, where: str, part: AskedPart) -> None:
     spec = config.models.get(part.model)
     chat = spec is not None and spec.served is not None and spec.served.kind == "chat"
     if spec is None or part.model == POLICY or not (spec.path or chat):
-        got = "the policy" if part.model == POLICY else "none" if spec is None else "one without a path"
-        do = "add a model that judges, under a name of its own"
-        raise refusal(f"{where}.model", f"a table [models.{part.model}] with a path", got, do)
+        actual = "the policy" if part.model == POLICY else "none" if spec is None else "one without a path"
+        fix = "add a model that judges, under a name of its own"
+        raise refusal(f"{where}.model", f"a table [models.{part.model}] with a path", actual, fix)
     if spec.path is not None:
         model_folder(spec)
     if part.constrain and spec.served is not None and spec.served.kind != "remote":
-        got = f'true with a server of kind "{spec.served.kind}", which takes no token masks from its client'
-        raise refusal(f"{where}.constrain", "false", got, "leave it out, and set find to the pattern of the verdict")
+        actual = f'true with a server of kind "{spec.served.kind}", which takes no token masks from its client'
+        raise refusal(f"{where}.constrain", "false", actual, "leave it out, and set find to the pattern of the verdict")

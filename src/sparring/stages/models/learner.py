@@ -128,9 +128,9 @@ class Learner(ModelUse):
         if wanted and not configured:
             raise refusal(where, f"a table, which credit {credit} needs", "none", f"write [{where}]")
         if configured and not wanted:
-            got = "rl.preference" if config.rl.preference is not None else f"credit {name_of(config.algo.credit)!r}"
-            do = f'leave it out, or set [algo] preset = "{self.preset}"'
-            raise refusal(where, f"no table, because only credit {credit} uses it", got, do)
+            actual = "rl.preference" if config.rl.preference is not None else f"credit {name_of(config.algo.credit)!r}"
+            fix = f'leave it out, or set [algo] preset = "{self.preset}"'
+            raise refusal(where, f"no table, because only credit {credit} uses it", actual, fix)
 
     def _given(self, config: RunConfig) -> LearnerSection:
         section = self.section(config)

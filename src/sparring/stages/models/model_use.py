@@ -20,7 +20,6 @@ class UsedModel:
     """Model that a stage computes for a use.
 
     Attributes:
-        use: name of the use.
         model: name in `[models]`, or of earlier weights of a trained model.
         kind: trained; frozen, which is computed without gradients; or engine, with an engine of its own.
         scalar: whether it has a scalar head.
@@ -70,17 +69,12 @@ class ModelUse(ABC):
 
 
 async def check_answers(config: RunConfig, model: str, use: str, ask: Callable[[str], Awaitable[None]]) -> None:
-    """Refuse a model of the recipe that does not answer.
-
-    Args:
-        use: use of the model in messages, as "a judge".
-        ask: function that sends a request to the model.
-    """
+    """Refuse a model of the recipe that does not answer; `use` names its use in messages, as "a judge"."""
     try:
         with waiting(f"models.{model}, {use}, to answer"):
             await ask(model)
     except (InfraError, BadInput) as error:
         if isinstance(error, BadInput) and config.models[model].served is None:
             raise
-        do = f"start its server, or correct models.{model}.served"
-        raise refusal(f"models.{model}", f"{use} that answers", str(error), do) from error
+        fix = f"start its server, or correct models.{model}.served"
+        raise refusal(f"models.{model}", f"{use} that answers", str(error), fix) from error

@@ -41,8 +41,8 @@ def check_online(config: RunConfig) -> list[str]:
             "[algo]", "neither kl nor entropy_bonus with rl.preference, which replaces it", "one", "leave it out"
         )
     if config.rollout.group_size < 2:
-        got, do = str(config.rollout.group_size), "raise it: rl.preference compares rollouts of one group"
-        raise refusal("rollout.group_size", "at least 2 rollouts to compare", got, do)
+        actual, fix = str(config.rollout.group_size), "raise it: rl.preference compares rollouts of one group"
+        raise refusal("rollout.group_size", "at least 2 rollouts to compare", actual, fix)
     return ["rl: the best rollout of each group against its worst"]
 
 
@@ -56,10 +56,10 @@ def check_imitation(config: RunConfig) -> list[str]:
     """Refuse a second scale of the imitate term, or one without `[algo]`."""
     if config.algo.right_answers is None or "rl" not in config.run.stages:
         return []
-    where, do = "algo.right_answers", "leave one of them out"
+    where, fix = "algo.right_answers", "leave one of them out"
     if config.rl.preference is not None:
-        raise refusal(where, "none with rl.preference, which replaces [algo]", "a table", do)
+        raise refusal(where, "none with rl.preference, which replaces [algo]", "a table", fix)
     if config.rl.observations:
-        got = f"a table and {config.rl.observations:g}"
-        raise refusal(where, "none with rl.observations, because both set the scale of the imitate term", got, do)
+        actual = f"a table and {config.rl.observations:g}"
+        raise refusal(where, "none with rl.observations, because both set the scale of the imitate term", actual, fix)
     return [f"rl: right answers are imitated, times {config.algo.right_answers.coefficient:g}"]

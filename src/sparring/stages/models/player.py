@@ -32,12 +32,8 @@ def models_by_role(config: RunConfig) -> dict[str, str]:
 def with_roles(
     config: RunConfig, recorder: SessionRecorder, engines: Mapping[str, Engine], store: Store | None = None
 ) -> SessionRecorder:
-    """Return a recorder of all roles; each role in `[rollout] roles` has its own model.
-
-    Args:
-        engines: engines by model, opened by `open_role_engines`.
-        store: store of the turns; None: they stay in memory.
-    """
+    """Return a recorder of all roles; each role in `[rollout] roles` has its own model, on the engine from
+    `open_role_engines`."""
     by_role = models_by_role(config)
     if not by_role:
         return recorder
@@ -90,23 +86,18 @@ class PlayerUse(ModelUse):
 
 
 def _check_model(config: RunConfig, where: str, name: str) -> None:
-    """Refuse a model without a checkpoint, or on a server that samples text instead of token ids."""
     spec = config.models[name]
     if spec.path is None:
         raise refusal(f"models.{name}.path", f"the checkpoint that speaks for {where}", "none", "name one")
     if spec.served is not None and spec.served.kind == "chat":
-        do = 'serve it by "openai" or "remote", or leave out served'
-        raise refusal(f"models.{name}.served.kind", "a server that samples token ids", '"chat"', do)
+        fix = 'serve it by "openai" or "remote", or leave out served'
+        raise refusal(f"models.{name}.served.kind", "a server that samples token ids", '"chat"', fix)
     teacher_folder(config, name)
 
 
 class RoleRecorder:
-    """Recorder that opens the session of each role on the engine of its model. Implements `SessionRecorder`.
-
-    Args:
-        policy: recorder of every role that `by_role` does not name.
-        by_role: recorders of the other roles.
-    """
+    """Recorder that opens the session of each role on the engine of its model: `policy` for every role that `by_role`
+    does not name. Implements `SessionRecorder`."""
 
     def __init__(self, policy: SessionRecorder, by_role: Mapping[str, SessionRecorder]) -> None:
         self._policy = policy

@@ -77,7 +77,6 @@ def check_model(files: RunFiles, shape: Outline) -> list[str]:
 
 
 def _check_ids(folder: Path, shape: Outline) -> None:
-    """Refuse a tokenizer with an id above the rows of the embedding."""
     from tokenizers import Tokenizer
 
     token, largest = max(
@@ -85,5 +84,5 @@ def _check_ids(folder: Path, shape: Outline) -> None:
     )
     if largest >= shape.vocab_size:
         ids = f"ids below {shape.vocab_size}, the rows of the embedding"
-        do = "take the tokenizer that belongs to the model"
-        raise refusal(str(folder / "tokenizer.json"), ids, f"{largest} for {token!r}", do)
+        fix = "take the tokenizer that belongs to the model"
+        raise refusal(str(folder / "tokenizer.json"), ids, f"{largest} for {token!r}", fix)

@@ -84,9 +84,9 @@ def reference_folder(config: RunConfig) -> Path:
     """
     name, models = config.algo.kl.reference, config.models
     if name not in models or models[name].path is None:
-        got = f"{name!r}, which {'has no path' if name in models else 'no [models] section describes'}"
+        actual = f"{name!r}, which {'has no path' if name in models else 'no [models] section describes'}"
         expected = "start, last, average or a model with a path"
-        raise refusal("algo.kl.reference", expected, got, f"add [models.{name}] with a path")
+        raise refusal("algo.kl.reference", expected, actual, f"add [models.{name}] with a path")
     return model_folder(models[name])
 
 
@@ -102,9 +102,9 @@ def _check(config: RunConfig) -> None:
     check_reserved_name(config, kl.reference, "algo.kl.reference")
     if kl.reference == LAST:
         if kl.coefficient and config.rl.passes * config.rl.minibatches == 1:
-            do = "set rl.minibatches or rl.passes, or choose another reference"
+            fix = "set rl.minibatches or rl.passes, or choose another reference"
             raise refusal(
-                "algo.kl.reference", 'several optimiser steps per update with "last"', "one, at which the KL is 0", do
+                "algo.kl.reference", 'several optimiser steps per update with "last"', "one, at which the KL is 0", fix
             )
     elif kl.reference not in (START, AVERAGE):
         reference_tokenizer = reference_folder(config) / "tokenizer.json"

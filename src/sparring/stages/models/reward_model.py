@@ -61,16 +61,16 @@ class RewardModelUse(ModelUse):
             return []
         roles = roles_of(context.factory.make())
         if len(roles) > 1:
-            do = "leave it out; the environment's score_all gives each role its reward"
+            fix = "leave it out; the environment's score_all gives each role its reward"
             raise refusal(
-                "rl.reward_model", "none in an environment of several roles", f"{name!r}, and {', '.join(roles)}", do
+                "rl.reward_model", "none in an environment of several roles", f"{name!r}, and {', '.join(roles)}", fix
             )
         if config.rl.reward_by != "reply":
             _check_turns(config)
         if name == OWN:
             if OWN not in config.run.stages and context.done(OWN) is None:
-                got, do = str(list(config.run.stages)), "add it, or name a model"
-                raise refusal("rl.reward_model", f"a stage {OWN} before rl", got, do)
+                actual, fix = str(list(config.run.stages)), "add it, or name a model"
+                raise refusal("rl.reward_model", f"a stage {OWN} before rl", actual, fix)
             return [f"rl: the stage reward_model scores {_scored_units(config)}"]
         policy = given_checkpoint(config)
         folder = checkpoint_of(config, "rl.reward_model", name, (OWN,), policy, head="scalar")
@@ -85,8 +85,8 @@ def _padded_ends(config: RunConfig, folder: Path, policy: Path) -> list[str]:
     if pad not in (renderer := renderer_of(config, policy)).stop_ids:
         return []
     what = f"{renderer.decode([pad])!r}, which ends replies, is the padding of {folder}"
-    do = "if it was trained to be read there, give its config.json a pad_token_id that no text has"
-    return [f"rl: {what}: its scores are read before it, as transformers reads them; {do}"]
+    fix = "if it was trained to be read there, give its config.json a pad_token_id that no text has"
+    return [f"rl: {what}: its scores are read before it, as transformers reads them; {fix}"]
 
 
 def _check_turns(config: RunConfig) -> None:
@@ -95,18 +95,18 @@ def _check_turns(config: RunConfig) -> None:
     by = config.rl.reward_by
     learned = str(config.reward_model.loss.__struct_config__.tag)
     if config.rl.reward_model == OWN and learned != f"{by}s":
-        do = f'set reward_model.loss = "{by}s", or another rl.reward_by'
-        raise refusal("rl.reward_by", f'a reward model trained on {by}s with "{by}"', repr(learned), do)
+        fix = f'set reward_model.loss = "{by}s", or another rl.reward_by'
+        raise refusal("rl.reward_by", f'a reward model trained on {by}s with "{by}"', repr(learned), fix)
     if config.rl.reward_model == OWN and config.rl.reward_separator:
-        got, do = repr(config.rl.reward_separator), "leave it out: reward_model.loss has it"
-        raise refusal("rl.reward_separator", "none with the run's own reward model", got, do)
+        actual, fix = repr(config.rl.reward_separator), "leave it out: reward_model.loss has it"
+        raise refusal("rl.reward_separator", "none with the run's own reward model", actual, fix)
     if "rl" not in config.run.stages:
         return
-    got = "rl.preference" if config.rl.preference is not None else repr(name_of(config.algo.credit))
+    actual = "rl.preference" if config.rl.preference is not None else repr(name_of(config.algo.credit))
     if config.rl.preference is not None or not config.algo.credit.tells_turns_apart:
         rules = ", ".join(credits_with(lambda rule: rule.tells_turns_apart))
         raise refusal(
-            "rl.reward_by", f'a credit that reads turn rewards with "{by}" ({rules})', got, "choose one of these"
+            "rl.reward_by", f'a credit that reads turn rewards with "{by}" ({rules})', actual, "choose one of these"
         )
 
 
@@ -138,8 +138,8 @@ def checkpoint_of(
         raise refusal(where, "whole weights, to add a scalar head to", "an adapter", "export it first")
     tokenizers = [base_folder(each) / "tokenizer.json" for each in (folder, policy) if each is not None]
     if policy is None or not tokenizers[0].is_file() or len({file.read_bytes() for file in tokenizers}) > 1:
-        do = "train a reward model from the policy"
-        raise refusal(where, "the policy's tokenizer.json", "a different one or none", do)
+        fix = "train a reward model from the policy"
+        raise refusal(where, "the policy's tokenizer.json", "a different one or none", fix)
     try:
         shape = outline_of(folder, head)
     except BadInput as error:

@@ -82,12 +82,7 @@ async def _score_a_token(config: RunConfig, cluster: Cluster, name: str) -> None
 def teacher_annotator(
     config: RunConfig, cluster: Cluster, watch: SampleProvenance, *, engine: Engine, trainer: Trainer, source: Path
 ) -> Annotator:
-    """Return the annotator that asks the teachers of `[distill]` about the policy's rows.
-
-    Args:
-        watch: finds the group and the rollout of a row.
-        source: checkpoint folder that the policy starts from.
-    """
+    """Return the annotator that asks the teachers of `[distill]` about the policy's rows."""
     stage = config.distill
     own: dict[str, ScoringEngine] = {POLICY: engine, AVERAGE: TrainerTeacher(trainer, AVERAGE)}
     engines: dict[str, ScoringEngine] = {}
@@ -169,8 +164,8 @@ def _check_distill(config: RunConfig, factory: EnvFactory) -> list[str]:
         return []
     checkpoints = config.eval.checkpoints
     if config.eval.teachers and "distill" not in checkpoints:
-        do = "add it, or leave eval.teachers out"
-        raise refusal("eval.checkpoints", '"distill", to compare it with its teachers', str(list(checkpoints)), do)
+        fix = "add it, or leave eval.teachers out"
+        raise refusal("eval.checkpoints", '"distill", to compare it with its teachers', str(list(checkpoints)), fix)
     if not stage.teachers:
         raise refusal(
             "distill.teachers", "at least one teacher", "none", 'write { "*" = "teacher" } and [models.teacher]'
@@ -198,30 +193,32 @@ def _check_teacher(config: RunConfig, where: str, name: str) -> None:
         raise refusal(where, f"a model of the recipe, one of {names}, or {AVERAGE}", repr(name), f"add [models.{name}]")
     if name in OWN:
         if stage.feedback == "none":
-            got, do = (
+            actual, fix = (
                 "the policy without feedback",
                 'set distill.feedback = "sibling", or name another',
             )
-            raise refusal(where, "a teacher that has more information than the policy", got, do)
+            raise refusal(where, "a teacher that has more information than the policy", actual, fix)
         return
     spec = models[name]
     if spec.served is not None and config.eval.teachers:
-        got, do = f"{name}, which is served elsewhere", "leave it out, and evaluate that one with `sparring eval`"
-        raise refusal("eval.teachers", "teachers whose weights are on this machine", got, do)
+        actual, fix = f"{name}, which is served elsewhere", "leave it out, and evaluate that one with `sparring eval`"
+        raise refusal("eval.teachers", "teachers whose weights are on this machine", actual, fix)
     if spec.path is None:
         raise refusal(f"models.{name}.path", "the checkpoint of a teacher", "none", "name one")
     if spec.served is not None and spec.served.kind == "chat":
-        got, do = '"chat", which returns text alone', 'serve it by "openai" or "remote", or collect from it'
-        raise refusal(f"models.{name}.served.kind", "a server that scores token ids", got, do)
+        actual, fix = '"chat", which returns text alone', 'serve it by "openai" or "remote", or collect from it'
+        raise refusal(f"models.{name}.served.kind", "a server that scores token ids", actual, fix)
     elsewhere = spec.served is not None and spec.served.kind == "openai"
     if elsewhere and stage.over != "vocabulary" and config.rollout.sampling.temperature != 1:
-        got, do = f"{config.rollout.sampling.temperature:g}", 'set it to 1, or serve the teacher as kind "remote"'
+        actual, fix = f"{config.rollout.sampling.temperature:g}", 'set it to 1, or serve the teacher as kind "remote"'
         raise refusal(
-            "rollout.sampling.temperature", f"1, the only temperature at which the server of {name} scores", got, do
+            "rollout.sampling.temperature", f"1, the only temperature at which the server of {name} scores", actual, fix
         )
     if spec.served is not None and stage.over == "vocabulary":
-        got, do = "one that is served elsewhere", 'set distill.over = "top_k" or "token", or leave out served'
-        raise refusal(f"models.{name}.served", 'a teacher on this machine with distill.over = "vocabulary"', got, do)
+        actual, fix = "one that is served elsewhere", 'set distill.over = "top_k" or "token", or leave out served'
+        raise refusal(
+            f"models.{name}.served", 'a teacher on this machine with distill.over = "vocabulary"', actual, fix
+        )
     _check_key(spec)
     folder, student = teacher_folder(config, name), student_folder(config)
     if stage.tokenizers == "any":
@@ -230,13 +227,13 @@ def _check_teacher(config: RunConfig, where: str, name: str) -> None:
         init = models[POLICY].init
         longest = outline_of(student).max_positions if init is None else init.max_positions
         if (most := outline_of(folder).max_positions) < longest:
-            do = "take a student of fewer positions (models.policy.init.max_positions), or another teacher"
+            fix = "take a student of fewer positions (models.policy.init.max_positions), or another teacher"
             raise refusal(
-                f"models.{name}.path", f"a teacher of at least the student's {longest} positions", f"{most}", do
+                f"models.{name}.path", f"a teacher of at least the student's {longest} positions", f"{most}", fix
             )
         return
-    do = 'take a student that has its tokenizer (models.policy.init.tokenizer), or set distill.tokenizers = "any"'
-    raise refusal(f"models.{name}.path", "a teacher with the student's tokenizer", f"a different one in {folder}", do)
+    fix = 'take a student that has its tokenizer (models.policy.init.tokenizer), or set distill.tokenizers = "any"'
+    raise refusal(f"models.{name}.path", "a teacher with the student's tokenizer", f"a different one in {folder}", fix)
 
 
 def _check_untruncated(config: RunConfig) -> None:

@@ -26,11 +26,8 @@ def check_format(config: RunConfig, factory: EnvFactory, name: str) -> list[str]
     """Refuse unused chat format settings of a teacher, and compare its own prompts with the prompts that it scores.
 
     A teacher with the student's tokenizer scores the ids that the student read and sampled, so its own chat template
-    and `thinking` are unused. With `distill.tokenizers` = "any" they are used.
-
-    Returns:
-        A warning if the teacher's own format writes other prompts.
-    """
+    and `thinking` are unused. With `distill.tokenizers` = "any" they are used. Return a warning if its own format
+    writes other prompts."""
     student = student_folder(config)
     if name in (POLICY, AVERAGE) or config.distill.tokenizers == "any" or student is None:
         return []
@@ -44,18 +41,15 @@ def check_format(config: RunConfig, factory: EnvFactory, name: str) -> list[str]
     except BadInput:  # without a template it has no prompts to compare
         return []
     tried = list(tried_prompts(own_format, tools, thinking=policy.thinking))
-    shown = tools if tried else ()  # a template without a place for tools refuses prompts with tools
+    offered = tools if tried else ()  # a template without a place for tools refuses prompts with tools
     own = {repr(prompt.messages): prompt for prompt in tried or tried_prompts(own_format, (), thinking=policy.thinking)}
-    for prompt in tried_prompts(student_format, shown, thinking=policy.thinking):
+    for prompt in tried_prompts(student_format, offered, thinking=policy.thinking):
         other = own.get(repr(prompt.messages))
         if other is not None and other.tokens != prompt.tokens:
             left, right = parting(student_format.decode(prompt.tokens), own_format.decode(other.tokens))
-            where = f"{right!r} in place of {left!r}"
-            do = "it judges replies to prompts that it has not learned on"
-            return [
-                f"distill: warning: the chat template of {name} writes another prompt than the student's, {where}; {do}"
-            ]
-    if tools and not shown:
+            place = f"{right!r} in place of {left!r}; it judges replies to prompts that it has not learned on"
+            return [f"distill: warning: the chat template of {name} writes another prompt than the student's, {place}"]
+    if tools and not offered:
         return [f"distill: warning: the chat template of {name} has no place for tools; what it judges has some"]
     return []
 
@@ -66,13 +60,13 @@ def check_unused(config: RunConfig, name: str) -> None:
     if _writes_prompts(config, name):
         return
     taught = name in config.distill.teachers.values()
-    do = "leave it out" + (', or let it write its own prompts: distill.tokenizers = "any"' if taught else "")
+    fix = "leave it out" + (', or let it write its own prompts: distill.tokenizers = "any"' if taught else "")
     if spec.thinking and not policy.thinking:
         expected = "false, as of models.policy, whose prompts this model judges"
-        raise refusal(f"models.{name}.thinking", expected, "true", do)
+        raise refusal(f"models.{name}.thinking", expected, "true", fix)
     if spec.renderer not in ("auto", policy.renderer):
         expected = f"{policy.renderer!r}, as of models.policy, whose prompts this model judges"
-        raise refusal(f"models.{name}.renderer", expected, repr(spec.renderer), do)
+        raise refusal(f"models.{name}.renderer", expected, repr(spec.renderer), fix)
 
 
 def _writes_prompts(config: RunConfig, name: str) -> bool:

@@ -12,25 +12,19 @@ from sparring.store.file_system import LOCKS_HERE, MOUNTS, file_system_of
 
 def check_directory(directory: Path, mounts: Path = MOUNTS) -> list[str]:
     """Refuse a `directory` in which no folder can be made, or in which two machines could write one run. A folder is
-    made there for the trial, and removed.
-
-    Args:
-        mounts: mounts of this process, as in `file_system_of`.
-
-    Returns:
-        Sentences for the user about a file system of several machines.
-    """
+    made there for the trial, and removed. Return sentences about a file system of several machines; `mounts` is as in
+    `file_system_of`."""
     there = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
     try:
         os.rmdir(tempfile.mkdtemp(prefix=".sparring-", dir=there))  # /proc denies root what its mode allows
     except OSError as error:
-        got = f"one that takes no folder ({error.strerror})" if there.is_dir() else "a file"
-        raise refusal("run.directory", f"a folder at {there}", got, "choose another") from error
+        actual = f"one that takes no folder ({error.strerror})" if there.is_dir() else "a file"
+        raise refusal("run.directory", f"a folder at {there}", actual, "choose another") from error
     found = file_system_of(directory, mounts)
     if found.locks_here_alone:
-        do = "mount it without them (Lustre: with flock), or choose another"
-        got = f"{found.kind} with {', '.join(sorted(found.options & LOCKS_HERE))}"
-        raise refusal("run.directory", "a file system whose locks other machines see", got, do)
+        fix = "mount it without them (Lustre: with flock), or choose another"
+        actual = f"{found.kind} with {', '.join(sorted(found.options & LOCKS_HERE))}"
+        raise refusal("run.directory", "a file system whose locks other machines see", actual, fix)
     if not found.remote:
         return []
     limit = (

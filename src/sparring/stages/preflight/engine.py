@@ -18,8 +18,8 @@ def check_engine(config: RunConfig, shape: Outline) -> list[str]:
     check_settings(engine)
     if rollout.sampling.constraint is not None and engine.kind != "remote":
         expected = f'none with engine.kind = "{engine.kind}", which takes no token masks from its client'
-        got, do = f"a {rollout.sampling.constraint.kind}", 'leave it out, or set engine.kind = "native"'
-        raise refusal("rollout.sampling.constraint", expected, got, do)
+        actual, fix = f"a {rollout.sampling.constraint.kind}", 'leave it out, or set engine.kind = "native"'
+        raise refusal("rollout.sampling.constraint", expected, actual, fix)
     if engine.kind == "vllm":
         _check_truncation(config, shape)
     return _answers(config) if engine.urls else _vllm(engine)

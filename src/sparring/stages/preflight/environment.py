@@ -38,9 +38,6 @@ async def check_environment(
     An empty answer must earn no reward, and the expert must succeed or earn more. A worker that requests no reply must
     get no score.
 
-    Args:
-        rehearsal: player of workers' rollouts; None: the run has no workers.
-
     Returns:
         Facts, the conversations that were played, and the conversations to imitate; `[sft] data` may add more.
     """
@@ -50,28 +47,27 @@ async def check_environment(
         if rehearsal is not None and not rehearsal.command and config.harness_of(first.env) == WORKERS:
             await check_idle(context, first, rehearsal)
     if _experts_demonstrate(config):
-        facts, held, shown = await _play_experts(context, rehearsal)
-        firsts = [first for first in firsts if first.env not in {each.task.env for each in held if each.task}]
+        facts, played, demonstrated = await _play_experts(context, rehearsal)
+        firsts = [first for first in firsts if first.env not in {each.task.env for each in played if each.task}]
     else:
-        facts, held, shown = [], [], read_demonstrations(context, context.factory) if _file_demonstrates(config) else []
-        facts += [f"sft: {len(shown)} conversations in {config.sft.data}"] if _file_demonstrates(config) else []
+        facts, played, demonstrated = [], [], []
+        if _file_demonstrates(config):
+            demonstrated = read_demonstrations(context, context.factory)
+            facts.append(f"sft: {len(demonstrated)} conversations in {config.sft.data}")
     for first in firsts:
-        held += await _play_empty(context, first)
+        played += await _play_empty(context, first)
         facts.append(f"env: {first.env} opens and does not reward an empty answer")
-    for task in _longest_with_own_tools(config, context.factory, tasks, held):
-        held += await _play_empty(context, task)
-    return facts, held, shown
+    for task in _longest_with_own_tools(config, context.factory, tasks, played):
+        played += await _play_empty(context, task)
+    return facts, played, demonstrated
 
 
 def _experts_demonstrate(config: RunConfig) -> bool:
-    """Return whether the run uses experts' conversations: for imitation, or to train the tokenizer of a fresh model."""
     imitates = "sft" in config.run.stages and "collect" not in config.run.stages
     return config.sft.data is None and (_is_fresh(config) or imitates)
 
 
 def _file_demonstrates(config: RunConfig) -> bool:
-    """Return whether the run uses conversations of `[sft] data`: for imitation, or to train the tokenizer of a fresh
-    model."""
     return config.sft.data is not None and (_is_fresh(config) or "sft" in config.run.stages)
 
 
@@ -83,10 +79,10 @@ async def _play_experts(
     context: Context, rehearsal: Rehearsal | None
 ) -> tuple[list[str], list[Conversation], list[Conversation]]:
     """Have experts play one task of each tag; return as `check_environment`."""
-    facts, held, shown, imitator = [], [], [], imitator_of(context)
+    facts, played, demonstrated, imitator = [], [], [], imitator_of(context)
     for example in _first_of_each_tag(context.config, context.factory):
         silent = await _play_empty(context, example)
-        held += silent
+        played += silent
         conversations = await _play_expert(context, example, imitator, rehearsal)
         if conversations is None:
             tools = ", ".join(sorted(rehearsal.own_tools)) if rehearsal is not None else ""
@@ -98,23 +94,23 @@ async def _play_experts(
         score, earned, nothing = conversations[0].score, _reward(conversations), _reward(silent) or 0.0
         if score is None or earned is None or not (earned > nothing or _may_be_zero(score)):
             expected = "an expert that succeeds, or earns more than an empty answer"
-            got = f"reward {earned} and {nothing:g} for an empty answer"
-            raise refusal(f"task {example.id}", expected, got, "correct expert or scorer")
-        held += conversations
+            actual = f"reward {earned} and {nothing:g} for an empty answer"
+            raise refusal(f"task {example.id}", expected, actual, "correct expert or scorer")
+        played += conversations
         facts.append(f"env: {example.tag or example.env}: expert {earned:g}, empty answer {nothing:g}")
-        shown += conversations
-    played = await check_expert(context, imitator)
-    return facts, held + played, shown + played
+        demonstrated += conversations
+    by_experts = await check_expert(context, imitator)
+    return facts, played + by_experts, demonstrated + by_experts
 
 
 def _longest_with_own_tools(
-    config: RunConfig, factory: EnvFactory, tasks: Sequence[Task], held: Sequence[Conversation]
+    config: RunConfig, factory: EnvFactory, tasks: Sequence[Task], played: Sequence[Conversation]
 ) -> list[Task]:
     """Return, for each environment that sets tools per task, the tasks with the longest data. They are to be opened,
     because only an opened task shows the length of its prompt."""
     longest: list[Task] = []
     own = {task.env: tools_key(factory_of(factory, task).make().tools) for task in tasks}
-    others = {each.task.env for each in held if each.task and tools_key(each.tools) != own.get(each.task.env)}
+    others = {each.task.env for each in played if each.task and tools_key(each.tools) != own.get(each.task.env)}
     for env in sorted(others):
         if config.harness_of(env) in BUILT_IN:  # other harnesses add their own tools
             of_env = {task.id: task for task in tasks if task.env == env}.values()
@@ -139,11 +135,7 @@ async def _play_expert(
 
 
 def first_tasks(config: RunConfig, factory: EnvFactory) -> Sequence[Task]:
-    """Return the first training tasks.
-
-    Raises:
-        BadInput: the environment has no training task.
-    """
+    """Return the first training tasks."""
     source = factory.tasks("train", config.run.seed)
     tasks = [task for task in (source.next() for _ in range(SOME)) if task is not None]
     if not tasks:
@@ -157,9 +149,9 @@ def check_repeats(config: RunConfig, factory: EnvFactory, tasks: Sequence[Task])
     for first in tasks[:DRAWN_AGAIN]:
         again = source.next()
         if again is None or digest(again) != digest(first):
-            got = f"another for {first.id}: {_excerpt(first)} and {'none' if again is None else _excerpt(again)}"
-            do = "draw from the generator that generate(self, random) is handed, and from nothing else"
-            raise refusal(f"env {first.env}", "the same task whenever it is drawn", got, do)
+            actual = f"another for {first.id}: {_excerpt(first)} and {'none' if again is None else _excerpt(again)}"
+            fix = "draw from the generator that generate(self, random) is handed, and from nothing else"
+            raise refusal(f"env {first.env}", "the same task whenever it is drawn", actual, fix)
 
 
 def _excerpt(task: Task) -> str:
@@ -180,12 +172,11 @@ def check_shown(config: RunConfig, factory: EnvFactory) -> None:
             missing -= task.data.keys()
     if missing:
         expected = f"fields of a task's data: {', '.join(sorted(fields)) or 'none has any'}"
-        got = ", ".join(map(repr, sorted(missing)))
-        raise refusal("rollout.gateway.shown_to_workers", expected, got, "correct it, or leave it out")
+        actual = ", ".join(map(repr, sorted(missing)))
+        raise refusal("rollout.gateway.shown_to_workers", expected, actual, "correct it, or leave it out")
 
 
 def _first_of_each_tag(config: RunConfig, factory: EnvFactory) -> Sequence[Task]:
-    """Return the first demonstrated task of every tag."""
     first: dict[str, Task] = {}
     for task in demonstration_tasks(config, factory):
         first.setdefault(task.tag, task)
@@ -220,9 +211,9 @@ async def _play_empty(context: Context, task: Task) -> list[Conversation]:
         async with playable(task):
             answered = await Demonstrations(context).play(task, lambda messages: Message(role="assistant", content="?"))
         if _is_unscored(answered):
-            do = "return a number from reward, or set rollout.rewards.within_s where rewards come from outside"
-            raise refusal(f"task {task.id}", "a reward of an answer", "None for an empty answer and for '?'", do)
+            fix = "return a number from reward, or set rollout.rewards.within_s where rewards come from outside"
+            raise refusal(f"task {task.id}", "a reward of an answer", "None for an empty answer and for '?'", fix)
     if (_reward(silent) or 0.0) > 0:  # a negative reward is a penalty, which is right
-        got = f"{_reward(silent):g}"
-        raise refusal(f"task {task.id}", "no reward for an empty answer", got, "correct the scorer: it can be gamed")
+        actual = f"{_reward(silent):g}"
+        raise refusal(f"task {task.id}", "no reward for an empty answer", actual, "correct the scorer: it can be gamed")
     return silent

@@ -20,9 +20,6 @@ async def check_expert(context: Context, imitator: Imitator | None) -> list[Conv
     If fewer than nine in ten of the tried demonstrations are solved, all are played, so that this check refuses the
     same experts as the stage. The result is empty if no stage imitates the expert, or if workers play.
 
-    Args:
-        imitator: policy that imitates; see `imitator_of`.
-
     Raises:
         BadInput: the expert solves fewer than nine tasks in ten, or a task cannot be played.
     """

@@ -30,29 +30,20 @@ FILES_OF_RUN, FILES_OF_BOX = 512, 8
 
 async def play_silently(context: Context, task: Task) -> list[Conversation]:
     """Play a task with empty replies. Requests are rendered if the policy has a tokenizer: a program whose requests the
-    chat format refuses is not ready to run.
-
-    Returns:
-        The conversation of each role that was asked.
-    """
+    chat format refuses is not ready to run. Return the conversation of each role that was asked."""
     async with playable(task):
         scripted = Demonstrations(context, imitator_of(context), fits=False)
         return await scripted.play(task, lambda messages: Message(role="assistant", content=""))
 
 
 def players_of(
-    config: RunConfig, held: Iterable[Conversation], rehearsal: Rehearsal | None, *, rendered: bool
+    config: RunConfig, played: Iterable[Conversation], rehearsal: Rehearsal | None, *, rendered: bool
 ) -> list[str]:
     """Return a sentence for each environment whose harness is not built in, which names the player of its first task.
-
-    Args:
-        held: conversations of the tasks that were played.
-        rehearsal: player of workers' rollouts; None: the run has no workers.
-        rendered: whether the requests were rendered.
-    """
+    `rendered` says whether the requests were rendered."""
     unknown = "" if rendered else "; its requests were not rendered, because the policy has no tokenizer yet"
     first: dict[str, Task] = {}
-    for conversation in held:
+    for conversation in played:
         if conversation.task is not None:
             first.setdefault(conversation.task.env, conversation.task)
     facts = []
@@ -81,29 +72,19 @@ def files_of(places: int) -> int:
 
 
 def within_files(places: int, allowed: int) -> str:
-    """Return a sentence with the number of connections that each program may have.
-
-    Args:
-        places: programs at once.
-        allowed: limit of this process's open files.
-
-    Raises:
-        BadInput: the programs may need more files.
-    """
+    """Return a sentence with the number of connections that each program may have; refuse (`BadInput`) `places`
+    programs at once that may need more than the `allowed` open files of this process."""
     wanted = files_of(places)
     if allowed < wanted:
         most = (allowed - FILES_OF_RUN) // (files_of(1) - FILES_OF_RUN)
-        do = f"raise it (ulimit -Hn {wanted}), or set rollout.max_concurrent_rollouts = {max(1, most)}"
-        raise refusal("open files", f"{wanted} for {places} programs at once", f"a limit of {allowed}", do)
+        fix = f"raise it (ulimit -Hn {wanted}), or set rollout.max_concurrent_rollouts = {max(1, most)}"
+        raise refusal("open files", f"{wanted} for {places} programs at once", f"a limit of {allowed}", fix)
     return f"programs: {MOST_CONNECTIONS} connections each, within {allowed} open files"
 
 
 async def check_images(harness: Harness, factory: EnvFactory, boxes: Boxes, tasks: Sequence[Task]) -> list[str]:
-    """Start agent programs in a box of each image that the first tasks name, at most `MOST_IMAGES`.
-
-    Returns:
-        A sentence if a program was started, or nothing.
-    """
+    """Start agent programs in a box of each image that the first tasks name, at most `MOST_IMAGES`; return a sentence
+    if one was started."""
     starts: Callable[..., Awaitable[bool]] | None = getattr(harness, "check_image", None)
     first: dict[tuple[str, str], Task] = {}
     for task in tasks if starts is not None else ():
@@ -126,7 +107,7 @@ async def playable(task: Task) -> AsyncIterator[None]:
     except InfraError as error:
         if not isinstance(error, EnvError) and error.limit_s is None:
             raise
-        expected, do = "an environment that opens it and answers every turn", "correct the environment"
+        expected, fix = "an environment that opens it and answers every turn", "correct the environment"
         if isinstance(error, HarnessError):
-            expected, do = "a harness that plays it to its end", "correct the harness (rollout.harness)"
-        raise refusal(f"task {task.id}", expected, f"{error}", do) from error
+            expected, fix = "a harness that plays it to its end", "correct the harness (rollout.harness)"
+        raise refusal(f"task {task.id}", expected, f"{error}", fix) from error

@@ -6,51 +6,20 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
 from sparring.errors import refusal
+from sparring.observe.metric_table import HELD_OUT, SAMPLED, TRAINED
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import ONLINE_STAGES, TRAINING_STAGES
 from sparring.stages.models.policy import train_of
 from sparring.stages.models.uses import USES
 from sparring.stages.runtime.checkpoint_names import is_held_out
 
-TRAINED = (
-    *("loss_*", "learning_rate", "grad_norm", "updated", "tokens_trained", "tokens_forward", "tokens_shared"),
-    *("micro_batches", "forward_backward_s", "step_s", "accuracy", "margin", "reward_*", "chosen_*", "rejected_*"),
-    *("kto_shift", "logprob_*", "optimiser_steps", "rank/*"),
-)
-"""Metrics of every stage that trains; a star stands for any name."""
-
-SAMPLED = (
-    *("rollout/reward", "rollout/reward/*", "rollout/success", "rollout/success/*", "rollout/part/*"),
-    *("rollout/completed", "rollout/truncated", "rollout/policy_failed", "rollout/turns", "rollout/tool_calls"),
-    *("rollout/tokens", "rollout/tokens_mean", "rollout/auxiliary_tokens", "rollout/lost_tokens", "rollout/branches"),
-    *("rollout/lag_mean", "rollout/lag_max", "rollout/groups", "rollout/left_rate", "rollout/infra_failure_rate"),
-    *("rollout/admitted_tokens_mean", "rollout/length_bias", "rollout/admitted_success", "rollout/success_bias"),
-    *("rollout/domain_bias/*", "rollout/places", "rollout/outages", "rollout/outage_s", "rollout/tasks_left_out"),
-    *("rollout/rebuilt", "rollout/from_snapshot", "rollout/started_over", "rollout/harness_failed"),
-    *("rollout/workers_lost",),
-    *("rollout/rewards_missing", "rollout/rewards_expired", "rollout/wall_s_mean", "rollout/wall_s_max"),
-    *("rollout/nothing_to_train", "rollout/silent_rate", "rollout/unread_calls", "rollout/cut_by_context"),
-    *("rollout/cut_by_limit", "rollout/equal_rewards"),
-    *("rollout/branches_of_other_tools", "rollout/unsampled_calls", "rollout/rewards_of_no_turn"),
-    *("rollout/world_share", "rollout/*/reward", "rollout/*/success", "rollout/*/share", "rollout/*/trained_part"),
-    *("entropy", "approx_kl", "clip_fraction", "ratio", "mismatch_*", "correction_*", "version_lag_max"),
-    *("tokens_dropped", "pools/*", "time/*", "engine/*"),
-)
-"""Further metrics of online stages; those of other models stand with their uses."""
-
-HELD_OUT = (
-    *("success", "success_low", "success_high", "success_error", "success/*", "turns", "tasks", "lost"),
-    *("reward", "reward_low", "reward_high", "reward_error", "reward/*"),
-    *("nothing_to_train", "unread_calls", "cut_by_context", "cut_by_limit"),
-)
-"""Figures of the evaluation during a stage, each after the prefix `<stage>/eval/`."""
-
 
 def names_of(config: RunConfig, stage: str) -> tuple[str, ...]:
     """Return the names of all metrics of a stage; a star stands for any name."""
     held_out = tuple(f"{stage}/eval/{name}" for name in HELD_OUT) if config.eval.every else ()
     of_uses = tuple(name for use in USES for name in use.metrics)
-    return (*held_out, *SAMPLED, *of_uses, *TRAINED) if stage in ONLINE_STAGES else TRAINED
+    trained, sampled = (tuple(metric.name for metric in metrics) for metrics in (TRAINED, SAMPLED))
+    return (*held_out, *sampled, *of_uses, *trained) if stage in ONLINE_STAGES else trained
 
 
 def check_metrics(config: RunConfig) -> list[str]:
@@ -83,7 +52,7 @@ def _check(config: RunConfig, where: str, metric: str, names: tuple[str, ...] | 
         return
     beside = [stage for stage in ONLINE_STAGES if is_held_out(stage, metric)]
     if beside and not config.eval.every and any(fnmatchcase(metric, f"{beside[0]}/eval/{name}") for name in HELD_OUT):
-        do = "set eval.every, or name a metric of training"
-        raise refusal(where, "a metric that the run has", f"{metric}, without evaluation beside training", do)
+        fix = "set eval.every, or name a metric of training"
+        raise refusal(where, "a metric that the run has", f"{metric}, without evaluation beside training", fix)
     allowed = ", ".join(name for name in dict.fromkeys(names) if not name.startswith(("time/", "engine/", "rank/")))
     raise refusal(where, f"a metric of the run: {allowed}", repr(metric), "name one of these; * stands for any name")

@@ -33,11 +33,11 @@ def check_own_rules(algo: AlgoConfig, group_size: int) -> list[str]:
     facts = []
     for place, rule in own_rules(algo):
         where, name = f"algo.{place}", name_of(rule)
-        on, do = "tokens", "correct it"
+        on, fix = "tokens", "correct it"
         if place in ("shaping", "credit"):
             on = "groups"
-            do = "correct it; one group has a single rollout, for which a credit may return None, and one equal rewards"
-        with boundary(BadInput, where, f"{name} to run on drawn {on}", do):
+            fix = "correct it; one group has a single rollout, for which credit may be None, and one equal rewards"
+        with boundary(BadInput, where, f"{name} to run on drawn {on}", fix):
             if on == "groups":
                 _try_on_groups(where, name, rule, *_drawn(algo, group_size))
             else:
@@ -63,18 +63,15 @@ def _try_on_groups(
         for id in sorted(values.keys() | given.keys()):
             one, other = values.get(id, ()), given.get(id, ())
             if len(one) != len(other) or not all(map(_is_close, one, other)):
-                do = "compute each group's from its scores, or from sums over all groups, without random numbers"
-                raise refusal(where, f"{name} to give the same {what}", f"{one} and {other} for {id}", do)
+                fix = "compute each group's from its scores, or from sums over all groups, without random numbers"
+                raise refusal(where, f"{name} to give the same {what}", f"{one} and {other} for {id}", fix)
         if before != (groups, samples):
             raise refusal(where, f"{name} to leave its input as it is", "other groups or samples", "change a copy")
 
 
 def _values(where: str, name: str, rule: Any, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> Values:
-    """Return the advantages of each row, or the rewards of each group, that a rule gives.
-
-    Raises:
-        BadInput: they are of a wrong shape, or not finite.
-    """
+    """Return the advantages of each row, or the rewards of each group, that a rule gives;
+    refuse a wrong shape and numbers that are not finite."""
     if isinstance(rule, BaseCredit):
         wanted = [{row.id: len(row.tokens) for row in rows} for rows in samples]
         given = [{row.id: tuple(row.advantages or ()) for row in rows} for rows in rule.open().credit(groups, samples)]

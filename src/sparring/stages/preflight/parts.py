@@ -14,14 +14,8 @@ WHERE = "algo.credit.weights"
 
 
 def check_parts(config: RunConfig, played: Sequence[Conversation]) -> list[str]:
-    """Refuse parts that no rubric has, and an environment whose scores have no parts.
-
-    Args:
-        played: conversations of tasks that were played before the run.
-
-    Returns:
-        A sentence that names parts which did not occur in the played scores, though later ones may have them.
-    """
+    """Refuse parts that no rubric has, and an environment whose scores have no parts. Return a sentence that names
+    parts which did not occur in the `played` scores, though later ones may have them."""
     wanted = config.algo.credit.parts_read
     if "rl" not in config.run.stages or config.rl.preference is not None or not wanted:
         return []
@@ -34,11 +28,11 @@ def check_parts(config: RunConfig, played: Sequence[Conversation]) -> list[str]:
     if not missing:
         return []
     if all(environment.rubric for environment in environments):
-        do = "correct it, or add the part to the rubric"
-        raise refusal(WHERE, f"parts of the score: {', '.join(sorted(reported))}", repr(missing[0]), do)
+        fix = "correct it, or add the part to the rubric"
+        raise refusal(WHERE, f"parts of the score: {', '.join(sorted(reported))}", repr(missing[0]), fix)
     credit = repr(name_of(config.algo.credit))
     if scores and not reported:
-        do = "have the environment report them, of an empty answer too, or choose 'grpo'"
-        raise refusal(WHERE, f"an environment whose scores have parts, with credit {credit}", "none of a task", do)
+        fix = "have the environment report them, of an empty answer too, or choose 'grpo'"
+        raise refusal(WHERE, f"an environment whose scores have parts, with credit {credit}", "none of a task", fix)
     names = ", ".join(missing)
     return [f"{WHERE}: no task that was played reported {names}; a part that a whole group lacks counts for none of it"]

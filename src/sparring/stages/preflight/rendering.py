@@ -30,18 +30,18 @@ def check_rendering(
     factory: EnvFactory,
     shape: Outline,
     tasks: Sequence[Task],
-    shown: Sequence[Conversation],
-    held: Sequence[Conversation],
+    examples: Sequence[Conversation],
+    played: Sequence[Conversation],
 ) -> list[str]:
     """Check the chat format, and that prompts and demonstrations fit the context.
 
-    A fresh model has no tokenizer yet, so one is trained on `shown` alone. It writes `shown` in about as few tokens as
+    A fresh model has no tokenizer yet, so one is trained on `examples` alone. It writes them in about as few tokens as
     the run's own tokenizer can at best, so what does not fit here will not fit later.
 
     Args:
         tasks: training tasks. Some prompts may be too long, but not all.
-        shown: conversations to imitate; may be empty.
-        held: conversations that were played with the environment, which may constrain replies.
+        examples: conversations to imitate; may be empty.
+        played: conversations that were played with the environment, which may constrain replies.
 
     Raises:
         BadInput: a message changes on its round trip, or does not fit.
@@ -49,30 +49,30 @@ def check_rendering(
     from sparring.render.round_trip import check_round_trip
 
     config = files.config
-    demonstrated = [conversation.task for conversation in shown if conversation.task is not None]
+    demonstrated = [conversation.task for conversation in examples if conversation.task is not None]
     own = _tools_by_environment(factory, [*tasks, *demonstrated])
     tools = list({tool.name: tool for of_env in own.values() for tool in of_env}.values())
-    with _renderer(files, shape, shown) as renderer:
+    with _renderer(files, shape, examples) as renderer:
         proven = check_round_trip(renderer, tools, config.render.control_tokens)
         facts = [f"render: {fact}" for fact in proven]
         facts += _check_thinking(config, renderer)
-        facts += [f"render: {fact}" for fact in _check_agent_tools(held, tools, renderer)] + _check_sampling(
+        facts += [f"render: {fact}" for fact in _check_agent_tools(played, tools, renderer)] + _check_sampling(
             config, shape, renderer
         )
-        _check_constraints(held, renderer)
+        _check_constraints(played, renderer)
         prompted = demonstrated if demonstrated and given_checkpoint(config) is None else tasks
         prompted = list({task.id: task for task in prompted}.values())  # a short file repeats its tasks
         lengths = [
             len(renderer.render(task.messages, own[task.env]).tokens) if task.messages else 0 for task in prompted
         ]
-        others = _prompt_lengths(held, renderer, shape)
+        others = _prompt_lengths(played, renderer, shape)
         room = max_context(shape, config.engine, config.models[POLICY].dtype)
         if min(lengths) >= shape.max_positions:
             raise too_long(f"task {prompted[0].id}", shape.max_positions, f"a prompt of {lengths[0]}, tools included")
         if min(lengths) >= room:
-            got, expected = f"a prompt of {min(lengths)}, tools included", f"prompts of fewer than the {room} tokens"
-            raise refusal("engine.kv.bytes", f"{expected} of the cache", got, "raise it, or engine.kv.tokens")
-        written = [(each, rendered(each, renderer, shape.max_positions).tokens) for each in shown[:SOME]]
+            actual, expected = f"a prompt of {min(lengths)}, tools included", f"prompts of fewer than the {room} tokens"
+            raise refusal("engine.kv.bytes", f"{expected} of the cache", actual, "raise it, or engine.kv.tokens")
+        written = [(each, rendered(each, renderer, shape.max_positions).tokens) for each in examples[:SOME]]
         for (row, ids), (following, other_ids) in itertools.pairwise(written):
             if row.task is None and row.name == following.name and ids == other_ids:  # the sides of a pair
                 raise same_ids(row.name)
@@ -87,7 +87,6 @@ def check_rendering(
 
 
 def _tools_by_environment(factory: EnvFactory, tasks: Sequence[Task]) -> dict[str, Sequence[ToolSpec]]:
-    """Return the tools of each environment before it knows a task, by the environment's name."""
     return {env: factory_of(factory, task).make().tools for env, task in {t.env: t for t in tasks}.items()}
 
 
@@ -101,17 +100,16 @@ def _check_thinking(config: RunConfig, renderer: Renderer) -> list[str]:
     return ["render: every reply begins inside a thought: models.policy.thinking = false has no effect in this format"]
 
 
-def _check_agent_tools(held: Sequence[Conversation], own: Sequence[ToolSpec], renderer: Renderer) -> list[str]:
-    """Check calls of the tools that agents added to their requests."""
+def _check_agent_tools(played: Sequence[Conversation], own: Sequence[ToolSpec], renderer: Renderer) -> list[str]:
     from sparring.render.round_trip import check_tool_calls
 
     brought: list[ToolSpec] = []
-    for conversation in held:
+    for conversation in played:
         brought += [tool for tool in conversation.tools if tool not in own and tool not in brought]
     return [f"{check_tool_calls(renderer, brought)} (of a task or an agent)"] if brought else []
 
 
-def _prompt_lengths(held: Sequence[Conversation], renderer: Renderer, shape: Outline) -> list[int]:
+def _prompt_lengths(played: Sequence[Conversation], renderer: Renderer, shape: Outline) -> list[int]:
     """Return the number of tokens of each played conversation's first request. Each is measured, because a task may
     add its own tools to the prompt.
 
@@ -119,7 +117,7 @@ def _prompt_lengths(held: Sequence[Conversation], renderer: Renderer, shape: Out
         BadInput: the format refuses a request, or none fits into the model.
     """
     lengths: list[int] = []
-    for conversation in held:
+    for conversation in played:
         messages = list(itertools.takewhile(lambda message: message.role != "assistant", conversation.messages))
         try:
             length = len(renderer.render(messages, conversation.tools).tokens) if messages else 0
@@ -127,7 +125,7 @@ def _prompt_lengths(held: Sequence[Conversation], renderer: Renderer, shape: Out
             raise refusal_in(conversation.name, cause) from cause
         lengths.append(length)
     if lengths and min(lengths) >= shape.max_positions:
-        raise too_long(held[0].name, shape.max_positions, f"a prompt of {lengths[0]}, tools included")
+        raise too_long(played[0].name, shape.max_positions, f"a prompt of {lengths[0]}, tools included")
     return lengths
 
 
@@ -145,9 +143,9 @@ def _check_sampling(config: RunConfig, shape: Outline, renderer: Renderer) -> li
         raise BadInput(f"[rollout]: expected {problem}", "[rollout]")
     if sampling.constraint is None:
         return []
-    held = f"every reply is held to its {sampling.constraint.kind.replace('_', ' ')}"
+    constrained = f"every reply is held to its {sampling.constraint.kind.replace('_', ' ')}"
     thought = "behind its thought, ", "; one that is cut inside its thought has no text"
-    return [f"rollout: {held.join(thought if request.preface else ('', ''))}"]
+    return [f"rollout: {constrained.join(thought if request.preface else ('', ''))}"]
 
 
 def _bound(sampling: Sampling, renderer: Renderer) -> GenerateRequest:
@@ -155,8 +153,8 @@ def _bound(sampling: Sampling, renderer: Renderer) -> GenerateRequest:
     return renderer.bind(GenerateRequest(id="check", tokens=prompt, sampling=sampling))
 
 
-def _check_constraints(held: Sequence[Conversation], renderer: Renderer) -> None:
-    for conversation in held:
+def _check_constraints(played: Sequence[Conversation], renderer: Renderer) -> None:
+    for conversation in played:
         for constraint in conversation.constraints:
             try:
                 _bound(Sampling(constraint=constraint), renderer)
@@ -165,7 +163,7 @@ def _check_constraints(held: Sequence[Conversation], renderer: Renderer) -> None
 
 
 @contextmanager
-def _renderer(files: RunFiles, shape: Outline, shown: Sequence[Conversation]) -> Iterator[Renderer]:
+def _renderer(files: RunFiles, shape: Outline, examples: Sequence[Conversation]) -> Iterator[Renderer]:
     from sparring.render.train_tokenizer import MIN_VOCAB_SIZE
 
     config, start = files.config, given_checkpoint(files.config)
@@ -179,5 +177,5 @@ def _renderer(files: RunFiles, shape: Outline, shown: Sequence[Conversation]) ->
     if shape.vocab_size < MIN_VOCAB_SIZE:
         raise refusal("models.policy.init.vocab_size", f"at least {MIN_VOCAB_SIZE}", str(shape.vocab_size), "raise it")
     with scratch(files.folder) as folder:
-        fit_tokenizer(shown[:SOME], shape.vocab_size, folder)
+        fit_tokenizer(examples[:SOME], shape.vocab_size, folder)
         yield renderer_of(config, folder)

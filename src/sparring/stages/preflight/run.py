@@ -31,11 +31,10 @@ from sparring.stages.models.uses import USES, used_models
 from sparring.stages.preflight.engine import check_engine, check_updates
 from sparring.stages.preflight.environment import check_environment, check_repeats, check_shown, first_tasks
 from sparring.stages.preflight.harness import check_files, check_images, players_of
-from sparring.stages.preflight.memory import shapes_of
+from sparring.stages.preflight.memory import check_memory, shapes_of
 from sparring.stages.preflight.metric_names import check_metrics
 from sparring.stages.preflight.own_rules import check_own_rules
 from sparring.stages.preflight.parts import check_parts
-from sparring.stages.preflight.process_memory import check_memory
 from sparring.stages.preflight.rendering import check_rendering
 from sparring.stages.preflight.sizes import check_sizes
 from sparring.stages.preflight.workers import Rehearsal
@@ -47,11 +46,7 @@ from sparring.types import Task
 
 
 async def check(context: Context, rehearsal: Rehearsal | None = None) -> list[str]:
-    """Check that the run can work, cheapest checks first.
-
-    Args:
-        rehearsal: player of workers' rollouts; None: the run has no workers.
-    """
+    """Check that the run can work, cheapest checks first."""
     config, factory, start = context.config, context.factory, given_checkpoint(context.config)
     if start is not None:
         outline_of(start)
@@ -71,21 +66,16 @@ async def check(context: Context, rehearsal: Rehearsal | None = None) -> list[st
         facts += check_files(config, context.harness)
         facts += await check_images(context.harness, factory, context.boxes, tasks)
     facts += await _check_programs(config, factory, context.boxes, tasks)
-    environment_facts, held, shown = await _play_tasks(context, tasks, rehearsal)
+    environment_facts, played, demonstrated = await _play_tasks(context, tasks, rehearsal)
     about, compared = check_compared(config, factory)
-    shown += compared
+    demonstrated += compared
     about += check_online(config) + check_imitation(config)
     with waiting("tasks and demonstrations as tokens"):
-        facts += about + environment_facts + check_rendering(context, factory, shape, tasks, shown, held)
+        facts += about + environment_facts + check_rendering(context, factory, shape, tasks, demonstrated, played)
     return facts + check_model(context, shape) + check_updates(config)
 
 
 def _check_recipe(context: Context, shapes: Mapping[str, Outline]) -> list[str]:
-    """Check what depends on the recipe and the models alone.
-
-    Raises:
-        BadInput: something is wrong; the message has all that is, a line each.
-    """
     config, shape = context.config, shapes[POLICY]
     checks: tuple[Callable[[], list[str]], ...] = (
         *(partial(each, config) for each in (_check_stages, check_metrics, check_unused_settings, _check_sampling)),
@@ -125,10 +115,10 @@ def _check_algo(config: RunConfig, shape: Outline) -> list[str]:
 async def _play_tasks(
     context: Context, tasks: Sequence[Task], rehearsal: Rehearsal | None
 ) -> tuple[list[str], list[Conversation], list[Conversation]]:
-    facts, held, shown = await check_environment(context, tasks, rehearsal)
+    facts, played, demonstrated = await check_environment(context, tasks, rehearsal)
     rendered = given_checkpoint(context.config) is not None
-    facts += players_of(context.config, held, rehearsal, rendered=rendered) + check_parts(context.config, held)
-    return facts, held, shown
+    facts += players_of(context.config, played, rehearsal, rendered=rendered) + check_parts(context.config, played)
+    return facts, played, demonstrated
 
 
 async def _check_programs(config: RunConfig, factory: EnvFactory, boxes: Boxes, tasks: Sequence[Task]) -> list[str]:
@@ -168,10 +158,10 @@ def _check_sampling(config: RunConfig) -> list[str]:
     if not {"rl", "distill"} & set(config.run.stages):
         return []
     greedy = (("temperature", 0, "above 0", "raise"), ("top_k", 1, "0, or 2 and more,", "raise"))
-    for key, value, expected, do in (*greedy, ("min_p", 1, "below 1", "lower")):
-        if (got := getattr(config.rollout.sampling, key)) == value:
-            why = f"{do} it: the greedy rollouts of a task are all the same"
-            raise refusal(f"rollout.sampling.{key}", f"{expected} while the run trains", f"{got:g}", why)
+    for key, value, expected, fix in (*greedy, ("min_p", 1, "below 1", "lower")):
+        if (actual := getattr(config.rollout.sampling, key)) == value:
+            why = f"{fix} it: the greedy rollouts of a task are all the same"
+            raise refusal(f"rollout.sampling.{key}", f"{expected} while the run trains", f"{actual:g}", why)
     return []
 
 
@@ -179,8 +169,8 @@ def _check_held_out(files: RunFiles, factory: EnvFactory) -> list[str]:
     config = files.config
     if "eval" not in config.run.stages:
         if config.eval.against:
-            do = "add it, or leave eval.against out"
-            raise refusal("eval.against", "a stage eval, to compare its result", str(list(config.run.stages)), do)
+            fix = "add it, or leave eval.against out"
+            raise refusal("eval.against", "a stage eval, to compare its result", str(list(config.run.stages)), fix)
         return []
     tasks = held_out(config, factory, config.eval.tasks)
     check_unseen_files(config, tasks)

@@ -12,7 +12,7 @@ from sparring.model.outline import Outline
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import POLICY
 from sparring.stages.preflight.machine import machine_memory
-from sparring.stages.preflight.memory import GIB, MemoryEstimate, resident, shapes_of
+from sparring.stages.preflight.memory import GIB, RunMemory, resident, shapes_of
 from sparring.train.config import MOST_TOKENS
 
 LEAST_TOKENS = 256
@@ -41,7 +41,9 @@ def chosen(config: RunConfig, shapes: Mapping[str, Outline], memory: int, proces
     memory, or with 256 if none does; and a sentence with the reason. The run is counted as one process, whatever its
     layout, because its bits depend on the number (law 3)."""
     tokens, most = MOST_TOKENS, SHARE * memory
-    while (total := MemoryEstimate.of(_with(config, tokens), shapes, process).total) > most and tokens > LEAST_TOKENS:
+    engine = msgspec.structs.replace(config.engine, kind="native", urls=(), shared_folder="")
+    alone = msgspec.structs.replace(config, cluster=type(config.cluster)(), engine=engine)
+    while (total := RunMemory.of(_with(alone, tokens), shapes, process).total) > most and tokens > LEAST_TOKENS:
         tokens //= 2
     rank, much = ("most", "at most") if total <= most else ("least", "more than")
     why = f"the {rank} with which the run takes {much} half of this machine's {memory / GIB:.1f} GiB"

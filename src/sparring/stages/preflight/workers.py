@@ -90,11 +90,11 @@ async def check_idle(context: Context, task: Task, rehearsal: Rehearsal) -> None
     """Refuse a run that gives a score to a worker without any request."""
     rehearsal.is_idle = True
     try:
-        held = await Demonstrations(context).play(task, lambda messages: Message(role="assistant", content=""))
+        played = await Demonstrations(context).play(task, lambda messages: Message(role="assistant", content=""))
     except BadInput:  # no request is a failure, which has no reward
         return
     finally:
         rehearsal.is_idle = False
-    score = held[0].score
-    got = f"one with reward {None if score is None else score.reward}"
-    raise refusal(f"task {task.id}", "no rollout of a worker that asks for nothing", got, "correct the harness")
+    score = played[0].score
+    actual = f"one with reward {None if score is None else score.reward}"
+    raise refusal(f"task {task.id}", "no rollout of a worker that asks for nothing", actual, "correct the harness")

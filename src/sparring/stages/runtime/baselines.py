@@ -30,11 +30,8 @@ class BaselineResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_against(files: RunFiles, tasks: Sequence[Task]) -> list[str]:
-    """Refuse a result of `[eval] against` that is missing, has another task under a name of ours, or shares no task.
-
-    Returns:
-        A sentence for each result: the number of tasks in common.
-    """
+    """Refuse a result of `[eval] against` that is missing, has another task under a name of ours, or shares no task;
+    return a sentence for each result with the number of tasks in common."""
     digests, kept = {task.id: digest(task) for task in tasks}, stored_baselines(files)
     facts = []
     for name, path in files.config.eval.against.items():
@@ -69,32 +66,28 @@ def _key(name: str) -> str:
 def _check_same_tasks(where: str, path: str, other: Evaluation, digests: Mapping[str, str]) -> str:
     other_tasks = other.tasks
     common = digests.keys() & other_tasks.keys()
-    expected, do = (
+    expected, fix = (
         "a result of the same held-out tasks",
         "evaluate both with one [env], one run.seed and one eval.tasks",
     )
     if not common:
-        raise refusal(where, expected, f"none of {len(digests)} among the {len(other_tasks)} of {path}", do)
+        raise refusal(where, expected, f"none of {len(digests)} among the {len(other_tasks)} of {path}", fix)
     for name in sorted(common):
         if digests[name] != other_tasks[name].digest:
-            raise refusal(where, expected, f"another task called {name} in {path}", do)
+            raise refusal(where, expected, f"another task called {name} in {path}", fix)
     return f"{where}: {len(common)} of {len(digests)} held-out tasks are in {path}"
 
 
 def _read(where: str, path: str) -> BaselineResult:
-    """Read a file of `sparring eval`, or the result of the last weights that a run evaluated.
-
-    Raises:
-        BadInput: `path` is neither.
-    """
+    """Read a file of `sparring eval`, or the result of the last weights that a run evaluated."""
     place = Path(path)
     if place.suffix == ".json":
         return BaselineResult(evaluation=read_result(place).evaluation)
     result = _last_result(place)
     if result is None:
         expected = "the folder of a run whose stage eval is done, or an evaluation.json"
-        got = "a run that has evaluated nothing" if place.is_dir() else "no folder"
-        raise refusal(where, expected, f"{got}: {path}", "run it first")
+        actual = "a run that has evaluated nothing" if place.is_dir() else "no folder"
+        raise refusal(where, expected, f"{actual}: {path}", "run it first")
     return BaselineResult(evaluation=msgspec.convert(result, Evaluation), tokens_trained=_tokens_trained(place))
 
 

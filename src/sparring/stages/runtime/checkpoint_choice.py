@@ -15,7 +15,6 @@ def chosen_weights(files: RunFiles, stage: str, weights: str) -> tuple[Path, str
     checkpoint.
 
     Args:
-        stage: stage whose output is the policy.
         weights: `best`; `last`; or `auto`, which is `best` if the recipe sets `best_metric` for the stage.
     """
     best = (files.done(stage) or {}).get("best")

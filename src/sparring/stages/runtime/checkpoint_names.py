@@ -50,12 +50,7 @@ def with_eval_metrics(store: Store, stage: str, refs: Sequence[CheckpointRef], m
 
 
 def best_saved(refs: Sequence[CheckpointRef], train: TrainConfig) -> dict[str, Any] | None:
-    """Return step, metric and value of the best checkpoint as plain data; None if no checkpoint has the metric.
-
-    Args:
-        refs: checkpoints with all their metrics.
-        train: `best_metric` and `best_is_highest`.
-    """
+    """Return step, metric and value of the best checkpoint as plain data; None if no checkpoint has the metric."""
     best = best_of(refs, train.best_metric, train.best_is_highest)
     if best is None:
         return None
@@ -88,8 +83,8 @@ def saved_step(files: RunFiles, stage: str, name: str) -> int:
         by_name |= {} if best is None else {BEST: best["step"]}
     if name not in by_name:
         expected = f"a checkpoint of the stage: {', '.join(by_name) or 'none is there'}"
-        do = "name one of these; train.best_metric says which is the best" if by_name else "run the stage first"
-        raise refusal(str(folder / name), expected, name, do)
+        fix = "name one of these; train.best_metric says which is the best" if by_name else "run the stage first"
+        raise refusal(str(folder / name), expected, name, fix)
     return by_name[name]
 
 

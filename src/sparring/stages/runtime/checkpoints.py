@@ -34,7 +34,6 @@ class Keeping:
     """Rule for saving and keeping checkpoints.
 
     Attributes:
-        train: `[train]` of the stage: `save_every`, `keep_last`, `best_metric`.
         last_step: last step of the stage, which is always saved.
         saves: False during a replay: no checkpoint is saved or moved.
         eval_every: steps between evaluations; 0: no evaluation. Evaluated steps are saved if `best_metric` is a figure
@@ -62,13 +61,7 @@ class Checkpoints:
     names an incomplete folder.
 
     Args:
-        trainer: trainer whose state is saved.
-        store: store of the manifests.
-        stage: name of the stage.
-        folder: `<run>/<stage>`.
-        keeping: rule for saving and keeping.
         beside: other trainers of the stage by use, each saved in a subfolder of the checkpoint.
-        say: called with a sentence for the user.
     """
 
     def __init__(
@@ -93,10 +86,8 @@ class Checkpoints:
         self._unsaved: tuple[StepResult, Mapping[str, float], Mapping[str, Any]] | None = None
 
     async def resume(self) -> tuple[int, Mapping[str, Any]]:
-        """Restore the last complete checkpoint.
-
-        Returns:
-            The number of finished steps and the state saved with them; (0, {}) for a fresh stage.
+        """Restore the last complete checkpoint, and return the number of finished steps and the state saved with them;
+        (0, {}) for a fresh stage.
 
         Raises:
             StoreError: the checkpoint is damaged and `passes_over` is off.
@@ -115,8 +106,8 @@ class Checkpoints:
                 aside = Path(ref.path).with_name(DAMAGED + Path(ref.path).name)
                 shutil.rmtree(aside, ignore_errors=True)
                 os.rename(ref.path, aside)
-                do = f"passed over, and kept as {aside.name}; the steps behind the one before are trained again"
-                self._say(f"the checkpoint of step {ref.step} is damaged: {do} ({str(error).partition(';')[0]})")
+                fix = f"passed over, and kept as {aside.name}; the steps behind the one before are trained again"
+                self._say(f"the checkpoint of step {ref.step} is damaged: {fix} ({str(error).partition(';')[0]})")
         return 0, {}
 
     def _verify(self, ref: CheckpointRef) -> None:
@@ -159,11 +150,8 @@ class Checkpoints:
         self._retain()
 
     def finish(self) -> dict[str, Any]:
-        """Delete unneeded checkpoints after the last evaluation, and name the best one.
-
-        Returns:
-            `best`: its step, metric and value; empty if no checkpoint has the metric.
-        """
+        """Delete unneeded checkpoints after the last evaluation, and return step, metric and value of the best one as
+        `best`; nothing if no checkpoint has the metric."""
         if not self._keeping.saves:
             return {}
         if self._refs is None:

@@ -26,9 +26,6 @@ from sparring.types import Task
 def held_out(config: RunConfig, factory: EnvFactory, count: int, key: str = "eval.tasks") -> list[Task]:
     """Return the first `count` tasks of the environment's evaluation split; 0: all.
 
-    Args:
-        key: key with the count, for a refusal.
-
     Raises:
         BadInput: the split has fewer tasks.
     """

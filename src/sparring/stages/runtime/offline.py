@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -19,6 +19,7 @@ from sparring.stages.runtime.reports import StepReports
 from sparring.types import Batch, StepResult
 
 T = TypeVar("T")
+Contra = TypeVar("Contra", contravariant=True)
 
 
 class Section(Protocol):
@@ -29,9 +30,14 @@ class Section(Protocol):
     train: dict[str, int | float | str | bool]
 
 
-class _OpenWindow:
-    """Window that is always open. Implements `loop.StepWindow`."""
+class BatchOf(Protocol[Contra]):
+    """Function that makes batches."""
 
+    def __call__(self, units: Sequence[Contra], /, *, step: int, model: str) -> Batch:
+        """Return the batch of one optimiser step on `units`."""
+
+
+class _OpenWindow:
     def release(self, step: int) -> None:
         """Do nothing: no row waits."""
 
@@ -42,20 +48,17 @@ async def supervise(
     trainer: Trainer,
     source: Path,
     units: Sequence[T],
-    batch_of: Callable[[Sequence[T], int], Batch],
-    shown: Mapping[str, str],
+    batch_of: BatchOf[T],
+    headlines: Mapping[str, str],
 ) -> dict[str, Any]:
     """Train `trainer` from its last checkpoint, or from the start, to the last step of the stage; write its weights.
 
     Args:
-        stage: name of the stage and of its section.
-        source: checkpoint or adapter folder of that input.
         units: rows or groups of rows; an epoch has each once.
-        batch_of: function of units and step that returns a batch.
-        shown: metrics to return, by their name in the result.
+        headlines: metrics to return, by their name in the result.
 
     Returns:
-        `model` (the folder), `tokens_trained`, the last value of each metric in `shown`, and `best`, if there is
+        `model` (the folder), `tokens_trained`, the last value of each metric in `headlines`, and `best`, if there is
         one.
     """
     section: Section = getattr(context.config, stage)
@@ -70,19 +73,19 @@ async def supervise(
     )
     done, state = await checkpoints.resume()
     context.store.truncate(stage, done)
-    totals: dict[str, Any] = {"tokens_trained": 0, **dict.fromkeys(shown), **state}
+    totals: dict[str, Any] = {"tokens_trained": 0, **dict.fromkeys(headlines), **state}
     reports = StepReports(context.sink, stage)
 
     async def after_step(step: StepResult, batch: Batch, metrics: Mapping[str, float]) -> None:
         totals["tokens_trained"] += int(metrics["tokens_trained"])
-        totals.update({name: metrics[metric] for name, metric in shown.items() if metric in metrics})
+        totals.update({name: metrics[metric] for name, metric in headlines.items() if metric in metrics})
         context.store.metric(stage, step.version, metrics)
         reports.log(step.version, metrics)
         await checkpoints.after(step, metrics, totals)
 
     async def batches(numbered: AsyncIterator[tuple[int, list[T]]]) -> AsyncIterator[Batch]:
         async for step, part in numbered:
-            yield batch_of(part, step)
+            yield batch_of(part, step=step, model=POLICY)
 
     steps = range(done + 1, section.steps + 1)
     parts = epochs(units, steps, section.rows_per_step, context.config.run.seed, stage)

@@ -114,8 +114,6 @@ class OnlineTraining:
     """Online training of one stage.
 
     Args:
-        stage: name of the stage.
-        section: section of the recipe.
         plan: settings of the policy's trainer.
 
     Attributes:
@@ -231,7 +229,6 @@ class OnlineTraining:
         progress: _Progress,
         evaluator: Evaluator,
     ) -> None:
-        """Train on every batch and serve its weights; after each update record, save and evaluate."""
         context, stage, checkpoints = self._context, self._stage, progress.checkpoints
         engines, reports = {POLICY: progress.updates}, self._reports()
         counters, clock = EngineCounters(self.engine), StepClock(self._spans)

@@ -66,20 +66,17 @@ async def periodic_evaluator(
 
 
 def check_beside(config: RunConfig, factory: EnvFactory) -> list[str]:
-    """Refuse `[eval] every` without an online stage, with too few held-out tasks, or if updates would wait for it.
-
-    Returns:
-        A sentence on the tasks and their interval, if the run evaluates during training.
-    """
+    """Refuse `[eval] every` without an online stage, with too few held-out tasks, or if updates would wait for it;
+    return a sentence on the tasks and their interval, if the run evaluates during training."""
     if not config.eval.every:
         return []
     if not set(ONLINE_STAGES) & set(config.run.stages):
         expected = f"0 without a stage beside which it evaluates ({', '.join(ONLINE_STAGES)})"
         raise refusal("eval.every", expected, str(config.eval.every), "leave it out")
     if config.engine.update.live_kv == "drain":
-        got = f'{config.eval.every}, with engine.update.live_kv = "drain"'
-        do = 'set engine.update.live_kv to "keep" or "recompute", or leave eval.every out'
-        raise refusal("eval.every", "0 where an update waits for every request, evaluation's too", got, do)
+        actual = f'{config.eval.every}, with engine.update.live_kv = "drain"'
+        fix = 'set engine.update.live_kv to "keep" or "recompute", or leave eval.every out'
+        raise refusal("eval.every", "0 where an update waits for every request, evaluation's too", actual, fix)
     tasks = len(held_out(config, factory, config.eval.every_tasks, "eval.every_tasks"))
     return [f"eval: {tasks} held-out tasks after every {config.eval.every} steps, beside training"]
 
@@ -117,12 +114,12 @@ def _log_result(context: Context, eval_stage: str, step: int, result: Evaluation
 
 
 def _sentence(result: Evaluation) -> str:
-    shown, text = (result.success, "{:.1%}") if result.success.tasks else (result.reward, "{:.4g}")
+    estimate, text = (result.success, "{:.1%}") if result.success.tasks else (result.reward, "{:.4g}")
     name = "solved" if result.success.tasks else "mean reward"
-    low, high = shown.interval or (shown.value, shown.value)
+    low, high = estimate.interval or (estimate.value, estimate.value)
     of = (
-        "{} {} ({} to {})".format(name, *(text.format(x) for x in (shown.value, low, high)))
-        if shown.tasks
+        "{} {} ({} to {})".format(name, *(text.format(x) for x in (estimate.value, low, high)))
+        if estimate.tasks
         else "nothing scored"
     )
     low, high = result.versions or (0, 0)

@@ -14,8 +14,6 @@ class StepReports:
     """Reports of a stage's updates. Only the first of several consecutive dropped updates is reported in a sentence.
 
     Args:
-        sink: sink of the run.
-        stage: name of the stage.
         samples: function that returns rollouts of a step for a table; may return none.
     """
 

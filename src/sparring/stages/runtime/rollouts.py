@@ -29,7 +29,6 @@ def rollout_runner(
 
     Args:
         model: checkpoint folder that `engine` serves.
-        others: engines of other roles' models, from `open_role_engines`.
         greedy: whether the policy takes its likeliest token; such turns are not stored, because they are not trained.
         rebuilds: whether rollouts that an earlier process began continue from the store.
     """
@@ -49,6 +48,7 @@ def rollout_runner(
         context.harness,
         context.config.rollout,
         executors=THREADS.executor,
+        box_starts=context.box_starts,
         log=Journals(context.store if rebuilds else None, begins=True),
         report=lambda sentence: context.sink.event("rollout", sentence),
     )

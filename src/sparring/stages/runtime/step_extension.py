@@ -13,11 +13,7 @@ def raises_key(stage: str) -> str:
 
 
 def first_steps(store: Store, stage: str, steps: int) -> int:
-    """Return the number of steps that the recipe had when the stage first started.
-
-    Args:
-        steps: steps in its recipe now.
-    """
+    """Return the number of steps that the recipe had when the stage first started; `steps` are those it has now."""
     raises = store.get(raises_key(stage))
     return int(raises[0]["before"]) if raises else steps
 

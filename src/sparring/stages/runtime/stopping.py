@@ -23,9 +23,6 @@ class Stopping:
 
     Args:
         config: rule of the recipe; None: the stage runs to its last step.
-        stage: stage that reports the metric.
-        store: store with the results of evaluations.
-        say: called with a sentence for the user.
 
     Attributes:
         reason: reason of the early end; empty until then.
@@ -60,11 +57,8 @@ class Stopping:
                 self._observe(step, value)
 
     async def after(self, step: int, metrics: Mapping[str, float], evaluations: Evaluations) -> bool:
-        """Read the values of a finished step, whose evaluation has begun if it is due.
-
-        Returns:
-            Whether the stage has ended.
-        """
+        """Read the values of a finished step, whose evaluation has begun if it is due; return whether the stage has
+        ended."""
         config = self._config
         if config is None:
             return False

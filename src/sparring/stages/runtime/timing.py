@@ -50,11 +50,7 @@ TRAINER_CAUSES = (
 
 
 class EngineCounters:
-    """Metrics of an engine for each step.
-
-    Args:
-        engine: engine whose counts are read, from now on.
-    """
+    """Metrics of an engine for each step."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -74,11 +70,7 @@ class EngineCounters:
 
 
 class StepClock:
-    """Clock of steps; the first step begins now.
-
-    Args:
-        spans: account of the activities, which starts anew.
-    """
+    """Clock of steps; the first step begins now, and the account `spans` starts anew."""
 
     def __init__(self, spans: Spans) -> None:
         self._spans = spans

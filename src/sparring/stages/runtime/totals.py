@@ -42,7 +42,6 @@ class Totals:
 
 
 def _larger(largest: float | None, value: float | None) -> float | None:
-    """Return the larger of two values. None stands for no value, and NaN is the largest."""
     if largest is None or value is None:
         return value if largest is None else largest
     return value if value != value or value > largest else largest

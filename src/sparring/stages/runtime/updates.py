@@ -17,8 +17,6 @@ class RetriedUpdates:
     served; until then the window stays shut and the engine serves the old weights.
 
     Args:
-        engine: engine that takes the weights.
-        config: engine settings `update.retries`, `update.retry_delay_s`.
         report: called with a sentence before each repetition.
     """
 
@@ -46,5 +44,5 @@ class RetriedUpdates:
     def _failure(self, ref: WeightRef, error: SparringError) -> str:
         expected = f"expected an update within {self._config.update.retries + 1} tries"
         served = f"the engine serves version {self._engine.version}, the run cannot go on without them"
-        do = f"mend the engine, then the same command goes on after step {ref.version}"
-        return f"weights of {ref.model} version {ref.version}: {expected}, got {error}; {served}; {do}"
+        fix = f"mend the engine, then the same command goes on after step {ref.version}"
+        return f"weights of {ref.model} version {ref.version}: {expected}, got {error}; {served}; {fix}"

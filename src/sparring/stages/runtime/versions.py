@@ -19,12 +19,7 @@ class OtherWeights(SparringError):
 
 class VersionLog:
     """Log of a stage's published versions: entries `published` with `checksum` and `digests`, 8 bytes for each tensor
-    in the order of their names.
-
-    Args:
-        store: store of the log.
-        stage: name of the stage.
-    """
+    in the order of their names."""
 
     def __init__(self, store: Store, stage: str) -> None:
         self._store = store

@@ -173,16 +173,8 @@ async def failure(boxes: BubblewrapBoxes, program: str, tests: Any, shared: bool
 @pytest.mark.parametrize(
     ("program", "tests", "said"),
     [
-        (
-            "def double(x): return x",
-            ASSERTS,
-            "column answer: expected a program",
-        ),
-        (
-            "def double(x): return iter([x])",
-            ASSERTS,
-            "test 1: line 1: the result of double cannot cross",
-        ),
+        ("def double(x): return x", ASSERTS, "column answer: expected a program"),
+        ("def double(x): return iter([x])", ASSERTS, "test 1: line 1: the result of double cannot cross"),
         (
             "def double(x): return x",
             "double(print)",

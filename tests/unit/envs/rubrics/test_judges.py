@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from segments import answer, finished
 
 from sparring.envs.rubrics.config import Judge, Part, Ranking
 from sparring.envs.rubrics.judge import order_constraint, order_reader, reader, verdict_constraint
@@ -23,7 +24,7 @@ from sparring.protocols import Engine
 from sparring.testing.clock import run_virtual
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer
-from sparring.types import Message, Outcome, Rollout, Score, Segment, Task, Trajectory
+from sparring.types import Message, Rollout, Score, Task
 
 TASK = Task(id="t", env="e", messages=(Message(role="user", content="Say {it}."),), data={"answer": "4"})
 
@@ -227,9 +228,7 @@ RANK = {"kind": "ranking", "prompt": "Rank:\n{answers}"}
 
 
 def rollout(index: int, text: str) -> Rollout:
-    segment = Segment(index=0, parent=None, source="expert", tokens=(), message=Message(role="assistant", content=text))
-    ended = Outcome(kind="completed", reason="answered")
-    trajectory = Trajectory(id=f"r/{index}", task="t", role="policy", segments=(segment,), outcome=ended)
+    trajectory = finished(answer(text), id=f"r/{index}")
     return Rollout(id=f"r/{index}", task=TASK, index=index, attempt=0, purpose="train", trajectories=(trajectory,))
 
 

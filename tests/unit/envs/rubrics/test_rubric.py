@@ -131,10 +131,7 @@ def test_a_function_that_fails_is_no_reward(workers: Workers, tmp_path: Path, na
         ({"kind": "exact", "find": "("}, "find must be a regular expression"),
         ({"kind": "regex", "pattern": "["}, "pattern must be a regular expression"),
         ({"kind": "json", "fields": ["a"]}, "fields must be left out without a column"),
-        (
-            {"kind": "judge", "model": "m", "prompt": "Well?", "choices": {"A": 1}},
-            "prompt must contain {completion}",
-        ),
+        ({"kind": "judge", "model": "m", "prompt": "Well?", "choices": {"A": 1}}, "prompt must contain {completion}"),
         ({"kind": "judge", "model": "m", "prompt": "{completion}"}, "exactly one of choices and range"),
         ({"kind": "judge", "model": "m", "prompt": "{completion}", "range": [2, 1]}, "the lower first"),
         (

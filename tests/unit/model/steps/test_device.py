@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from common.tiny_adapters import tiny_adapter
 
 from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
@@ -21,7 +22,6 @@ from sparring.model.staging import held
 from sparring.model.steps.device import DeviceStep
 from sparring.model.steps.operations import OperationStep
 from sparring.model.steps.rows import Slots, StepRows
-from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import tiny_model
 from sparring.weights.inline import publish
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from image_files import open_folder
 
 from sparring.sandbox.images.store import ImageStore
 
 
 @pytest.fixture
 def store() -> Iterator[ImageStore]:
-    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
-    folder.chmod(0o755)
-    yield ImageStore(folder / "images")
-    shutil.rmtree(folder)
+    with open_folder() as folder:
+        yield ImageStore(folder / "images")

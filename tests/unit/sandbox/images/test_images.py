@@ -24,7 +24,7 @@ from sparring.errors import BadInput
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
 from sparring.sandbox.images.image import ImageConfig
-from sparring.sandbox.images.store import ImageStore, unpacked_image
+from sparring.sandbox.images.store import ImageStore
 from sparring.sandbox.verbs import main
 from sparring.types import BoxSpec
 
@@ -322,7 +322,7 @@ def test_the_command_line(store: ImageStore, tmp_path: Path, capsys: pytest.Capt
     try:
         assert main(["image", "pull", str(archive), "--as", "app:1"]) == 0
         assert main(["image", "list"]) == 0
-        assert [layer.parent for layer in unpacked_image("app:1").layers] == [
+        assert [layer.parent for layer in ImageStore().unpacked("app:1").layers] == [
             store.folder.parent / "sparring/images/layers"
         ]
         assert main(["image", "pull", str(archive), "--as", "b", "--most-files", "1"]) == 2

@@ -35,7 +35,7 @@ class Kto:
     def __init__(self, *, beta: float = 0.1, wanted: float = 1.0, unwanted: float = 1.0) -> None:
         self.beta, self.wanted, self.unwanted = beta, wanted, unwanted
 
-    def survey(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> dict[str, torch.Tensor]:
+    def survey(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> dict[Annotation, torch.Tensor]:
         """Compute `kto_shift` [M], the mean of r over the mismatched rows of an optimiser step, equal at every token;
         refuse a step without such rows (`ValueError`)."""
         reward, weighted_rows = self._rewards(quantities, micro_batch)

@@ -46,9 +46,9 @@ class Gigpo(BaseCredit, frozen=True, kw_only=True, tag="gigpo"):
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Set advantages; refuse an update in which no score names a state (`BadInput`)."""
         if any_scored(groups) and not any(score.states for group in groups for score in group.scores):
-            do = "have the environment's score name them, or choose 'grpo'"
+            fix = "have the environment's score name them, or choose 'grpo'"
             raise refusal(
-                "[algo] credit 'gigpo'", "scores with the states of their turns", "none in the whole update", do
+                "[algo] credit 'gigpo'", "scores with the states of their turns", "none in the whole update", fix
             )
         return per_turn(groups, samples, self._role_advantages)
 

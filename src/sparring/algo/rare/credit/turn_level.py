@@ -67,5 +67,5 @@ class TurnLevel(BaseCredit, frozen=True, kw_only=True, tag="turn_level"):
 def want_turns(groups: Sequence[Group], rule: str) -> None:
     """Refuse an update in which no score has rewards per turn, unless the policy broke every rollout."""
     if any_scored(groups) and all(score.per_turn is None for group in groups for score in group.scores):
-        do = "have the environment or a process reward model give them, or choose 'grpo'"
-        raise refusal(f"[algo] credit {rule!r}", "scores with rewards per turn", "none in the whole update", do)
+        fix = "have the environment or a process reward model give them, or choose 'grpo'"
+        raise refusal(f"[algo] credit {rule!r}", "scores with rewards per turn", "none in the whole update", fix)

@@ -46,11 +46,11 @@ class ClipCov(BaseGate, frozen=True, kw_only=True, tag="clip_cov"):
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1 or not self.low < self.high:
-            got = f"{self.share}, {self.low} and {self.high}"
-            raise ValueError(f"share must lie above 0 and at most at 1 and low below high, got {got}")
+            actual = f"{self.share}, {self.low} and {self.high}"
+            raise ValueError(f"share must lie above 0 and at most at 1 and low below high, got {actual}")
         if not 0 < self.clip_low <= 1 or not self.clip_high > 0:
-            got = f"{self.clip_low} and {self.clip_high}"
-            raise ValueError(f"clip_low must lie above 0 and at most at 1 and clip_high above 0, got {got}")
+            actual = f"{self.clip_low} and {self.clip_high}"
+            raise ValueError(f"clip_low must lie above 0 and at most at 1 and clip_high above 0, got {actual}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
         """Compute the surrogate [M]; drawn tokens and tokens at which the clip is active contribute no gradient."""

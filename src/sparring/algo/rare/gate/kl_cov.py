@@ -36,8 +36,8 @@ class KlCov(BaseGate, frozen=True, kw_only=True, tag="kl_cov"):
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1 or not self.coefficient > 0:
-            got = f"{self.share} and {self.coefficient}"
-            raise ValueError(f"share must lie above 0 and at most at 1 and coefficient above 0, got {got}")
+            actual = f"{self.share} and {self.coefficient}"
+            raise ValueError(f"share must lie above 0 and at most at 1 and coefficient above 0, got {actual}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
         chosen = tokens.annotations[Annotation.CHOSEN] > 0

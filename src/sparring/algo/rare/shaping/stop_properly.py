@@ -39,7 +39,7 @@ class StopProperly(BaseShaping, frozen=True, kw_only=True, tag="stop_properly"):
         for trajectory, reward in zip(trajectories, rewards, strict=True):
             if reward < 0:
                 expected = "rewards of at least 0, of which a truncated rollout keeps a share"
-                do = "choose the shaping 'overlong', or let the environment give no negative reward"
-                raise refusal("algo.shaping stop_properly", expected, f"{reward} for {trajectory.id}", do)
+                fix = "choose the shaping 'overlong', or let the environment give no negative reward"
+                raise refusal("algo.shaping stop_properly", expected, f"{reward} for {trajectory.id}", fix)
         cut = [t.outcome.kind == "truncated" for t in trajectories]
         return [(self.keeps - 1) * reward if short else 0.0 for short, reward in zip(cut, rewards, strict=True)]

@@ -1,4 +1,5 @@
-"""docs/from-trl.md and docs/from-verl.md: every key of ours that a table names is one of a recipe."""
+"""Every setting that a page names as `[section] key`, and every key of ours in the tables of docs/from-trl.md and
+docs/from-verl.md, is one of a recipe. Whole pieces of recipes are loaded by tests/unit/test_code_on_pages.py."""
 
 from __future__ import annotations
 
@@ -14,12 +15,18 @@ import pytest
 
 from sparring.recipe.run_config import RunConfig
 
-DOCS = Path(__file__).resolve().parents[3] / "docs"
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("design/*.md")]
 SECTIONS = {field.encode_name for field in msgspec.structs.fields(RunConfig)}
 
 
+def settings(text: str) -> list[str]:
+    """Return the keys that a text names as `[section] key` or `[section.table] key`."""
+    return [f"{section}.{key}" for section, key in re.findall(r"`\[([\w.]+)\] (\w+)", text)]
+
+
 def keys(text: str) -> list[str]:
-    """Return our keys in the second column of every row, and those named in the third."""
+    """Return our keys in the second column of every row of a table, and those named in the third."""
     rows = [line.split("|")[2:4] for line in text.splitlines() if line.startswith("| `")]
     named = [key for row in rows for key in re.findall(r"`(\w+\.[\w.]+)`", "".join(row))]
     assert all(row[0].strip() == "none" or "`" in row[0] for row in rows)
@@ -41,26 +48,31 @@ def structs(kind: object) -> Iterator[type | None]:
 def unknown(key: str) -> bool:
     """Return whether no recipe has this dotted key."""
     section, *path = key.split(".")
-    kinds: list[object] = [{f.encode_name: f.type for f in msgspec.structs.fields(RunConfig)}[section]]
-    if section == "models":
+    kinds: list[object] = [{f.encode_name: f.type for f in msgspec.structs.fields(RunConfig)}.get(section)]
+    if section in ("models", "envs"):
         path = path[1:]
     for name in path:
-        fields = [
-            typing.get_type_hints(s, include_extras=True) for kind in kinds for s in structs(kind) if s is not None
-        ]
+        options = [struct for kind in kinds for struct in structs(kind)]
+        if None in options:
+            return False
+        fields = [typing.get_type_hints(struct, include_extras=True) for struct in options]
         kinds = [types_of[name] for types_of in fields if name in types_of]
         if not kinds:
             return True
     return False
 
 
-@pytest.mark.parametrize("page", ["from-trl.md", "from-verl.md"])
-def test_every_key_of_ours_is_one(page: str) -> None:
-    named = keys((DOCS / page).read_text(encoding="utf-8"))
-    assert len(named) > 40 and [key for key in named if unknown(key)] == []
+@pytest.mark.parametrize("page", sorted(path.relative_to(ROOT).as_posix() for path in PAGES))
+def test_every_key_that_a_page_names_is_one(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert [key for key in settings(text) if unknown(key)] == []
+    if page in ("docs/from-trl.md", "docs/from-verl.md"):
+        assert len(keys(text)) > 40 and [key for key in keys(text) if unknown(key)] == []
 
 
 def test_a_key_that_is_none_is_found() -> None:
+    text = "`[rl] correction`, `[algo] correction = 1`, `[nowhere] key`, `[engine.kv] bytes`, `[engine.kv] kv_bytes`"
+    assert [key for key in settings(text) if unknown(key)] == ["rl.correction", "nowhere.key", "engine.kv.kv_bytes"]
     row = "| `num_generations` | `rollout.group_size`, `rollout.groups` | and `models.policy.lora.rang`, `a.b` |"
     assert [key for key in keys(row) if unknown(key)] == ["rollout.groups", "models.policy.lora.rang"]
     assert not any(map(unknown, ("algo.gate.bound", "models.policy.lora.rank", "env.rubric", "algo.credit.normalise")))

@@ -1,1 +1,0 @@
-"""Path of torch's meta device: shapes without values, to count memory."""
