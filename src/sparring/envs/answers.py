@@ -97,7 +97,7 @@ def _check_roles(score: Score, roles: Sequence[str]) -> None:
 
 
 def _check_turns(score: Score, role: str, lengths: Sequence[int], *, alone: bool) -> None:
-    """Refuse values per turn or per step that do not match the role's sampled turns, of `lengths` tokens each."""
+    """Refuse values per turn that do not match the role's turns of `lengths` tokens, and per step if it is `alone`."""
     turns, states = score.turns_of(role), score.states_of(role)
     if turns is not None:
         _one_per_turn("per_turn", turns, lengths)

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 PIECE_BYTES = 1 << 16
 CROWDED_BYTES = 1 << 18
-"""Bytes that wait for the parent, from which commands' output is no longer read."""
+"""Number of bytes waiting for the parent, from which on the output of commands is not read."""
 
 
 class Wire:
