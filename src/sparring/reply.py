@@ -91,7 +91,7 @@ class ShownReply:
         self._reasoning = self._text = self._calls = 0
 
     def add(self, piece: ReplyPiece) -> None:
-        """Count a piece."""
+        """Count a piece that was sent."""
         if piece.kind == "reasoning":
             self._reasoning += len(piece.text)
         elif piece.kind == "text":
@@ -151,7 +151,8 @@ async def whole_reply(stream: ReplyStream) -> SampledReply:
 
 
 class SessionLayer:
-    """Layer around the replies of a session: it sees each request, each part of a reply, and whether the client got it.
+    """Layer around a session's replies. It sees each request, each part of a reply, and whether the reply was
+    delivered.
 
     A subclass overrides the methods that it needs; the methods here forward every call unchanged.
     """

@@ -1,5 +1,5 @@
-"""Plain data (TOML, JSON) into msgspec structs, with the exact place and the declared type of whatever does not fit;
-numbers of any library into Python's.
+"""Conversion of plain data (TOML, JSON) to msgspec structs, with exact place and declared type of a value that does not
+fit, and of numbers of any library to Python's.
 
 `msgspec.convert` names a place in an English sentence, and leaves out which entry of a table it means. This module
 walks the declared types itself, so that a refusal can name the key that the user wrote and the keys that exist.
@@ -29,7 +29,7 @@ _ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def read_json(text: str | bytes, *, unique: bool = False) -> Any:
-    """Read JSON by the letter of RFC 8259, of which Python reads more.
+    """Read JSON strictly by RFC 8259; Python's own reader accepts more.
 
     Args:
         unique: whether an object that repeats a key is refused; otherwise the last value counts.

@@ -127,8 +127,8 @@ def _check_state(state: object) -> None:
 
 
 def finite(what: str, value: object) -> float:
-    """Convert a finite real number of a type that `number` converts to a Python float; refuse anything else, called
-    `what` (`ValueError`)."""
+    """Convert a finite real number, as `validation.number` does, to a Python float. Refuse anything else with a
+    ValueError that names it by `what`."""
     with suppress(ValueError):
         if math.isfinite(converted := number(what, value)):
             return converted

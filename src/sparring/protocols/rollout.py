@@ -1,4 +1,4 @@
-"""Protocols of a rollout: tasks, boxes, environments, conversations and scores."""
+"""Protocols of a rollout: tasks, environments, conversations and scores."""
 
 from __future__ import annotations
 

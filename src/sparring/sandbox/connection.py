@@ -319,7 +319,7 @@ class Pump:
         await self.task
 
     async def beside(self, command: Coroutine[Any, Any, Told]) -> Told:
-        """Run a command, and return its end once all pieces are taken."""
+        """Run a command, and return the box's report of its end once all pieces are taken."""
         running = asyncio.create_task(command)
         try:
             await asyncio.wait((running, self.task), return_when=asyncio.FIRST_COMPLETED)

@@ -31,8 +31,8 @@ class FileAccess:
         return await self._gather({"op": "read", "path": path}, most_bytes)
 
     async def read_plain(self, path: str, most_bytes: int) -> bytes:
-        """Return a file as `read` does, but refuse links, also in the path's folders. Except for `fault.MACHINES`,
-        errors are the policy's failures."""
+        """Return a file as `read` does, but refuse links, also in the path's folders. Errors are the policy's failures,
+        except for those in `fault.MACHINES`."""
         return await self._gather({"op": "read", "path": path, "plain": True}, most_bytes)
 
     async def remove(self, path: str) -> None:

@@ -112,7 +112,7 @@ class BoxGroup:
         _write(pids / "pids.max", str(processes))
 
     def doors(self) -> list[int]:
-        """Return open files; a process with one thread enters by writing "0" to them. The caller closes them."""
+        """Return open files; a process with one thread enters the group by writing "0". The caller closes them."""
         name = "tasks" if self._version == 1 else "cgroup.procs"  # a whole process waits for a lock of all processes
         return [os.open(folder / name, os.O_WRONLY | os.O_CLOEXEC) for folder in self.folders]
 

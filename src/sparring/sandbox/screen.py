@@ -22,10 +22,10 @@ MOST_COLUMNS, MOST_ROWS = 1000, 1000
 
 
 def check_size(columns: int, rows: int) -> None:
-    """Refuse a size that no terminal has.
+    """Refuse a size that no terminal can have.
 
     Raises:
-        BadInput: fewer than 1, or more than 1,000, columns or rows.
+        BadInput: the number of columns or rows is below 1 or above 1,000.
     """
     for name, value, most in (("columns", columns, MOST_COLUMNS), ("rows", rows, MOST_ROWS)):
         check_count(f"terminal.{name}", value, 1, most)

@@ -1,4 +1,4 @@
-"""Boxes in which the policy's work is judged: the files that cross into them, and two programs that converse."""
+"""Boxes in which the policy's work is judged: files copied into them, and two programs connected by pipes."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from sparring.errors import refusal
 
 PIECE_BYTES = 1 << 20
 CUT = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, tarfile.TarError)
-"""Errors of archives that are cut or spoilt."""
+"""Errors of archives that are truncated or damaged."""
 ALLOW = "if you trust it, allow more (--most-bytes)"
 SAVE = "do: write it again, by `docker save`, `podman save` or `skopeo copy`"
 
@@ -138,7 +138,7 @@ def members(stream: TarStream) -> Iterator[tarfile.TarInfo]:
 
     Raises:
         BadInput: an entry has no valid header, or is a sparse file.
-        TarError: the tar is cut.
+        TarError: the tar is truncated.
     """
     try:
         with tarfile.TarFile(fileobj=cast(Any, stream), mode="r") as tar:

@@ -64,7 +64,7 @@ class LayerTree:
 
         Raises:
             BadInput: an entry leads out of the image, is of an unknown kind, has a file or a loop of links among its
-                parents, or is more than the bounds allow; or the layer is cut.
+                parents, or exceeds the bounds; or the layer is truncated.
         """
         with self._opened(self._tree) as folder:
             self._own(".", folder, 0o755)
@@ -178,7 +178,7 @@ class LayerTree:
                     piece = piece[file.write(piece) :]
 
     def _own(self, name: str, folder: int, mode: int | None) -> None:
-        """Give a new entry of a folder its owner, and its mode if `mode` is not None, as for links and devices."""
+        """Give a new entry of a folder its owner and `mode`. `mode` is None for links and devices, whose mode stays."""
         if self._owner is not None:
             os.chown(name, *self._owner, dir_fd=folder, follow_symlinks=False)
         if mode is not None:

@@ -197,7 +197,7 @@ def narrow(address_bytes: int, cpu_s: int, processes: int, furnished: Furnished)
 
 
 def open_up() -> None:
-    """Allow access to this command's /proc entries for itself and the box's other commands. It must hold no descriptor
-    of the box any more. The kernel's out-of-memory killer takes it before the box's own process."""
+    """Allow access to this command's /proc entries for itself and the box's other commands. The command must hold no
+    descriptor of the box any more. The kernel's out-of-memory killer takes it before the box's own process."""
     _prctl(PR_SET_DUMPABLE, 1)  # without it, /proc/self would be closed to the command
     _write("/proc/self/oom_score_adj", "1000")

@@ -97,7 +97,7 @@ def _readable(path: str, plain: bool) -> int:
 
 
 def _read(file: FileIO, most: int) -> None:
-    """Copy a file to stdout. Refuse more than `most` bytes, by the reported size before anything is copied."""
+    """Copy a file to stdout. A file of more than `most` bytes is refused, if possible before anything is copied."""
     if os.fstat(file.fileno()).st_size > most:
         raise _error_of(errno.EFBIG)
     room = most

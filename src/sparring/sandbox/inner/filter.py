@@ -110,8 +110,8 @@ SOL_SOCKET, SOL_TCP = 1, 6
 PROGRAM_OPTIONS = (26, 50, 51, 52)
 """SO_ATTACH_FILTER, ATTACH_BPF, ATTACH_REUSEPORT_CBPF and ATTACH_REUSEPORT_EBPF: programs in the kernel."""
 RECEIVE_OPTIONS, SEND_OPTIONS = (8, 33), (7, 32)
-"""SO_RCVBUF and RCVBUFFORCE; SO_SNDBUF and SNDBUFFORCE. What lies in the queue of a connection that nobody has accepted
-is counted for no group, so its size stays as the box sets it."""
+"""SO_RCVBUF and RCVBUFFORCE; SO_SNDBUF and SNDBUFFORCE. The queue of a connection that nobody has accepted is counted
+for no group, so its size stays as the box sets it."""
 TCP_ULP = 31
 F_SETPIPE_SZ = 1031
 F_OFD_LOCKS = (36, 37, 38)

@@ -100,7 +100,7 @@ def _reap(pid: int) -> bool:
 
 
 def reap_orphans(but: int) -> None:
-    """Reap ended children of this process, up to the process `but`, which is left to its owner."""
+    """Reap ended children of this process, up to the process `but`, whose `Run` reaps it."""
     try:
         while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             if ended.si_pid == but:

@@ -50,7 +50,7 @@ PROGRAMS = ("usr", "bin", "sbin", "lib", "lib32", "lib64")
 LAYER_INODES = 64
 """Inodes that a layer needs for itself. They are reserved for each layer, so that commands cannot use them up."""
 PLACE = 210
-"""Lowest descriptor of the box's files. Commands get theirs below it before they enter the root."""
+"""Lowest descriptor of the box's files. Commands get lower descriptors, before they enter the root."""
 MOST_NAMES = 1 << 20
 """Maximum size of a file such as /etc/passwd to which a box adds a line, in bytes."""
 SYSTEM = "cpuinfo filesystems loadavg meminfo stat swaps uptime version vmstat".split()
@@ -354,7 +354,7 @@ def _open_folder(root: int, path: str) -> int:
 
 
 def _empty(path: str) -> None:
-    """Remove what a folder contains, however deep, with two folders open at once: what lies deeper is moved up."""
+    """Remove what a folder contains, however deep, with two folders open at once: deeper entries are moved up first."""
     top, prefix, number = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW), os.urandom(8).hex(), 0
     while names := os.listdir(top):
         for name in names:
