@@ -376,7 +376,7 @@ def sample(
     limited: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, np.ndarray | None]:
     """Sample one token for each row of logits[N, V] float32: tokens[N] int64, logprobs[N] float32, and masks[N, W] of
-    the ids that each was drawn from (see `truncation`), with no bit set in a row that was not truncated, or None.
+    the ids that each token was drawn from (see `truncation`): no bit in an untruncated row, None if all are.
 
     Inverse transform of one uniform number, Philox4x32-10 (Salmon et al. 2011) with key `seeds[n]` (64 bits) and
     counter `positions[n]`. Temperature 0 takes the largest logit (ties by id) and truncates nothing. Otherwise, at that

@@ -34,8 +34,8 @@ class PagedRows(NamedTuple):
 
 
 class KvHeads(NamedTuple):
-    """Keys and values that a layer stores for a token; `layer` is the layer itself, or the one whose keys and values it
-    reads."""
+    """Keys and values that a layer stores for a token; `layer` is the layer itself, or the other layer whose keys and
+    values it reads."""
 
     num_heads: int
     head_dim: int

@@ -152,7 +152,7 @@ def _kl(log_a: torch.Tensor, log_b: torch.Tensor) -> torch.Tensor:
 
 
 def _in_chunks(chunk: Callable[..., torch.Tensor], *columns: Iterable[object]) -> torch.Tensor:
-    """Call `chunk` for one chunk of rows after another; with gradients, its backward pass recomputes it."""
+    """Call `chunk` for one chunk of rows after another; with gradients, the backward pass recomputes each chunk."""
     again = torch.is_grad_enabled()
     parts = [
         checkpoint(chunk, *rows, use_reentrant=False) if again else chunk(*rows) for rows in zip(*columns, strict=True)

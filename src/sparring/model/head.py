@@ -32,7 +32,7 @@ KEEP_ELEMENTS = 1 << 25
 
 
 class TargetRows(NamedTuple):
-    """Targets of M rows of logits, with the temperature, kept ids and biases that each was drawn with."""
+    """Targets of M rows of logits, with the temperature, kept ids and biases with which each target was drawn."""
 
     targets: torch.Tensor
     """[M] int64."""

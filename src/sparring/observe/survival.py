@@ -1,4 +1,4 @@
-"""Survival: the probability that infrastructure failures let a rollout finish, estimated from those that broke (law 6).
+"""Survival: the probability that infrastructure failures let a rollout finish, estimated from failed rollouts (law 6).
 
 A rollout that broke after t turns is censored: it would have had t turns or more.
 """
@@ -27,7 +27,7 @@ class Survival:
     would have gone on. A turn that calls tools is a stage of its own, because only it depends on their host.
 
     Attributes:
-        counts: numbers of rollouts that reached a stage and that broke there, by environment and stage.
+        counts: by environment and stage, the number of rollouts that reached it and the number that broke there.
     """
 
     def __init__(self) -> None:

@@ -52,11 +52,11 @@ class SqliteStore:
 
     Args:
         path: database file; its folder is created. `<path>.lock` is the lock of the run folder.
-        read_only: take no lock and write nothing; for live runs too, unless `exclusive`.
-        exclusive: open with exclusive locking, without live readers; None: if the file system is of several machines.
+        read_only: take no lock and write nothing; also during a run, unless `exclusive`.
+        exclusive: open with exclusive locking, without live readers; None: if several machines share the file system.
 
     Raises:
-        BadInput: another run holds the folder, another version wrote the file, or it is no store.
+        BadInput: another run has locked the folder, another version wrote the file, or the file is no store.
         StoreError: the file cannot be opened.
     """
 
@@ -172,7 +172,7 @@ class SqliteStore:
         """Return a rollout of a recorded group, the latest one if a resumed run repeated it.
 
         Raises:
-            BadInput: there is no such rollout.
+            BadInput: no recorded group has a rollout of this id.
         """
         rows = self._rows(
             "SELECT rollouts.data, groups.data FROM rollouts JOIN groups ON groups.row = in_group"
@@ -200,9 +200,9 @@ class SqliteStore:
         a time, so a long log fits into memory.
 
         Args:
-            after: row before the first.
+            after: only entries after this row are read.
             kinds: kinds to yield; None: all.
-            name: id that the entries are about; found by an index, whatever the length of the log.
+            name: only entries about this id; an index finds them, so that the log's length does not matter. None: all.
         """
         kind_names = sorted(kinds) if kinds is not None else []
         query = (
@@ -317,8 +317,8 @@ class SqliteStore:
 
         Args:
             first_group: index of the first group that is superseded. The turns and log entries that an earlier process
-                left of this and later groups' rollouts are dropped, and so are its log entries of later steps. None:
-                keep all groups.
+                left of this and later groups' rollouts are dropped, and so are that process's log entries of later
+                steps. None: keep all groups.
         """
         with self._transaction():
             run = self._database.execute

@@ -1,5 +1,5 @@
 """Detection of truncated store files. SQLite reads a missing page as zeros. It takes an empty file for a new database,
-and deletes the write-ahead log beside it."""
+and deletes the write-ahead log next to it."""
 
 from __future__ import annotations
 
