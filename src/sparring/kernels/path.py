@@ -190,7 +190,7 @@ class KernelPath(Protocol):
 
         Returns:
             (logprob, entropy, maximum, log_sum), [N] float32 each; and -1 or the index of the first row whose target is
-                no token or not kept, or whose kept ids do not ascend. With such a row all four results are undefined.
+                no token id or not kept, or whose kept ids do not ascend; all results are then undefined.
         """
 
     def token_logprobs_backward(

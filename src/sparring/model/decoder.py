@@ -1,8 +1,8 @@
 """Forward of the Llama family (Llama, Mistral, Qwen2, Qwen3, and with experts Mixtral and Qwen3-MoE) over transformers'
 modules, without its wrappers.
 
-At small sizes transformers' forward spends more time in decorators, masks and caches than in arithmetic. This one calls
-the same modules on flat tokens; a parity test compares it with the original in float64.
+At small sizes transformers' forward spends more time in decorators, masks and caches than in arithmetic. This forward
+calls the same modules on flat tokens; a parity test compares both in float64.
 
 Shapes: N tokens, D width, H query heads, G key/value heads, d head size.
 """

@@ -79,8 +79,8 @@ def load(
 
 
 def without_weights(path: str | Path, *, dtype: str, numerics: str, device: str = "cpu") -> CausalModel:
-    """Make the model of a checkpoint folder that lacks its weights: they are random until others are loaded. No code of
-    the checkpoint is run.
+    """Make the model of a checkpoint folder that lacks its weights: its weights are random until others are loaded. No
+    code of the checkpoint is run.
 
     Raises:
         BadInput: there is no config at `path`, or its model cannot run with these numerics.
@@ -208,7 +208,7 @@ def build_model(
 
 
 def read_config(where: str, numerics: str, head: str) -> Any:
-    """Read the transformers config of the checkpoint. Every function that opens a checkpoint calls this one.
+    """Read the transformers config of a checkpoint, and check its head and whether these numerics can run its model.
 
     Raises:
         BadInput: the config is missing, or its model has another head or cannot run with these numerics.

@@ -192,7 +192,7 @@ class ZeroValues(TorchDispatchMode):
     """Dispatch mode of torch in which every value that a model reads is 0."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Compute an operation of torch; torch calls this for each."""
+        """Compute an operation of torch; torch calls this method for each operation."""
         if function is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
             return 0
         return function(*args, **(kwargs or {}))

@@ -168,7 +168,7 @@ def compare(before: Evaluation, after: Evaluation) -> Comparison:
     2024, paired differences).
 
     Raises:
-        BadInput: their tasks differ, or they scored none in common.
+        BadInput: the tasks of the evaluations differ, or no task was scored in both.
     """
     _check_same(before, after)
     changes: dict[str, Estimate] = {}

@@ -24,7 +24,7 @@ class Survival:
 
     (Kaplan and Meier 1958, with the failure as the event). Weights of 1 / G make the survivors stand for all admitted
     rollouts (Robins and Rotnitzky 1992), without bias if failures depend on the stage alone and not on how the rollout
-    would have gone on. A turn that calls tools is a stage of its own, because only it depends on their host.
+    would have gone on. A turn that calls tools is a stage of its own: only such turns depend on the tools' host.
 
     Attributes:
         counts: by environment and stage, the number of rollouts that reached it and the number that broke there.

@@ -75,7 +75,7 @@ def copy_store(source: Path, target: Path) -> None:
     """Copy a store at its last commit; a run may be writing it.
 
     Raises:
-        BadInput: a run holds it on a file system without shared memory.
+        BadInput: a run has opened the store, on a file system without shared memory.
         StoreError: the store cannot be read, or the disk is full.
     """
     try:
@@ -92,7 +92,7 @@ def is_blank(path: Path) -> bool:
     """Return True if a store's file is missing, empty, or without tables.
 
     Raises:
-        BadInput: another version wrote it, it is no database, or a run holds it on a file system without shared memory.
+        BadInput: another version wrote the file, it is no database, or a run has opened it without shared memory.
         StoreError: the database lost its beginning, or cannot be read.
     """
     check_header(path)

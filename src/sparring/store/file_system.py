@@ -52,7 +52,7 @@ def file_system_of(path: Path, mounts: Path = MOUNTS) -> FileSystem:
     """Return the file system of a path, which need not exist.
 
     Args:
-        mounts: file in the format of `MOUNTS`; one that cannot be read names no file system.
+        mounts: file in the format of `MOUNTS`; an unreadable file names no file system.
     """
     try:
         lines = mounts.read_text(errors="surrogateescape").splitlines()

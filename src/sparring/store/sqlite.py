@@ -1,6 +1,6 @@
 """Durable record of a run in one SQLite file.
 
-Crash safety: every method is one transaction in write-ahead-log mode, so after kill -9 it happened or it did not.
+Crash safety: every method is one transaction in write-ahead-log mode, so after kill -9 a call took effect or did not.
 `synchronous = NORMAL` leaves the log's pages with the kernel at commit: they survive the death of this process, not a
 power cut. A checkpoint manifest is committed with `FULL`, which also makes everything before it durable on disk.
 
@@ -47,8 +47,8 @@ LOG_BYTES = 8 << 20
 
 class SqliteStore:
     """Store in one SQLite file, for one writer per folder; readers (report, replay) open it with `read_only`.
-    Implements `protocols.Store`. Every method may raise StoreError (the disk is full, or the file is damaged): it has
-    then written nothing, and earlier records are safe.
+    Implements `protocols.Store`. Every method may raise StoreError (the disk is full, or the file is damaged): the
+    method then wrote nothing, and earlier records are safe.
 
     Args:
         path: database file; its folder is created. `<path>.lock` is the lock of the run folder.
@@ -133,7 +133,7 @@ class SqliteStore:
         """Record scored groups with their rollouts, in one transaction.
 
         Raises:
-            StoreError: the stage already has a group with that index that is not superseded.
+            StoreError: the stage already has a group of the same index that is not superseded.
         """
         encoded = [(group, encode(StoredGroup.of(group)), _rollout_rows(group)) for group in groups]
         num_bytes = sum(len(data) + sum(len(row[-1]) for row in rollouts) for _, data, rollouts in encoded)

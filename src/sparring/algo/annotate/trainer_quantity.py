@@ -42,7 +42,7 @@ class TeacherTag:
 
 class ProximalShare:
     """Writes the annotation `proximal_share`, which places the proximal log-probability between the recorded and the
-    current one. Implements `Annotator`.
+    current value. Implements `Annotator`.
 
         share = (v - v_b) / (v + 1 - v_b)       log proximal = log behaviour + share * (log pi - log behaviour)
 

@@ -20,7 +20,7 @@ Address = tuple[int, ...]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepPlace:
     """Logical position of a step. `before` is the number of the preceding step, on the same chain or on the chain that
-    this chain hangs on; None for a first step."""
+    its chain hangs on; None for a first step."""
 
     address: Address
     before: int | None
@@ -32,8 +32,9 @@ class Succession:
 
     A turn is followed by the next turn of its branch. The last turn of a branch is followed by the first turn whose
     prompt quotes its reply, such as a sub-agent's answer in a tool result, or a summary. If nothing quotes it and the
-    agent, by deleting or editing messages, replaced the branch by another one, the first turn of the new branch
-    follows. Otherwise the trajectory ends. So every turn has one successor or is an end, and turns form chains.
+    agent, by deleting or editing messages, replaced the branch by a new branch, the first turn of the new branch
+    follows. If the turn only started another agent, that agent's first turn follows. Otherwise the trajectory ends. So
+    every turn has one successor or is an end, and turns form chains.
 
     A chain that merges into another (a sub-agent's, an abandoned branch) is a side chain. It hangs on the other chain's
     last turn that was requested before the side chain began: the turn that started it, or a later one.

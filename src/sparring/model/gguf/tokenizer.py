@@ -1,8 +1,8 @@
 """Conversion of a GGUF file's tokenizer to the files of a checkpoint folder.
 
-transformers builds the tokenizer from the file's head: vocabulary, merges, added tokens, and the pre-tokenizer if it
-knows its name. For an unknown name it silently splits text as GPT-2 does; such a name is handled here or refused, since
-the model would read other ids than it was trained on.
+transformers builds the tokenizer from the file's head: vocabulary, merges, added tokens, and a pre-tokenizer whose name
+transformers knows. For any other name it silently splits text as GPT-2 does; such a name is handled here or refused,
+since the model would read other ids than it was trained on.
 """
 
 from __future__ import annotations
