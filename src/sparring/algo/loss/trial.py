@@ -1,4 +1,4 @@
-"""Trial of own gates, losses and corrections on drawn tokens: alone and together, and against difference quotients."""
+"""Trial of users' gates, losses and corrections on random tokens: in parts, at once, against difference quotients."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ LEAVES_GRADIENT = (torch.Tensor.detach, torch.Tensor.data.__get__)  # type: igno
 
 
 def try_on_tokens(algo: AlgoConfig, place: str, name: str) -> None:
-    """Refuse a gate, loss or correction whose values on drawn tokens are wrong: `name`, at the key `place` of `[algo]`.
+    """Refuse the gate, loss or correction `name`, at key `place` of `[algo]`, if its values on drawn tokens are wrong.
 
     Raises:
         BadInput: the values are not finite, are not one for each token, change in a second call or with the other
             tokens of a micro-batch, or have another gradient than their difference quotients; the input is changed; a
-            correction's values have a gradient; or an idle unit has one, without `moves_idle_tokens`.
+            correction's values have a gradient; or a unit of advantages 0 has one, without `moves_idle_tokens`.
     """
     where, unit = f"algo.{place}", algo.unit
     values = _try_in_parts(algo, place, name)
@@ -124,8 +124,8 @@ def _ones(count: int, dtype: torch.dtype) -> dict[Annotation, torch.Tensor]:
 
 
 class _Constants(TorchFunctionMode):
-    """Tensors that a function computes without gradient (`detach`, `no_grad`) in its first call. They are the same in
-    every later call, as the gradient takes them to be. All is in float64: quotients of float32 are too coarse."""
+    """Tensors that a function computes without gradient (`detach`, `no_grad`) in its first call. Later calls get the
+    same tensors: the gradient treats them as constants. All are float64: float32 is too coarse."""
 
     def __init__(self) -> None:
         super().__init__()
