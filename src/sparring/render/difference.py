@@ -73,7 +73,7 @@ class TemplateRenderer(TokenizedFormat):
         """Render a conversation as ids [T]. Replies are encoded separately from the prompt before them, as in sampling.
 
         Raises:
-            BadInput: the template refuses the conversation, or has no place for tools.
+            BadInput: the template refuses the conversation, or does not write tools.
         """
         rendered = None
         if self._mends_thoughts and has_dropped(messages):
@@ -81,7 +81,7 @@ class TemplateRenderer(TokenizedFormat):
         return rendered or self.plain(messages, tools, generation)
 
     def plain(self, messages: Sequence[Message], tools: Sequence[ToolSpec], generation: bool) -> Rendered:
-        """Render a conversation as the template does, without keeping thoughts. Raises as `render` does."""
+        """Render a conversation as the template does, without keeping thoughts. Raises the errors of `render`."""
         self._places.check(tools)
         messages = self._places.arranged(messages, tools)
         text = self._text(self._escaper.messages(messages), tools, generation)
@@ -101,8 +101,8 @@ class TemplateRenderer(TokenizedFormat):
         tools: Sequence[ToolSpec],
     ) -> tuple[int, ...] | None:
         """Return the next prompt: prompt + completion, the template's end of turn if the completion lacks it, and the
-        new messages. None if no difference is found, if the turn ended inside a thought, which no token can close any
-        more, or if the renderer follows a template that drops the reply's thought."""
+        new messages. None in three cases: no difference is found; the end of turn was sampled inside a thought; or the
+        template drops the reply's thought, and the renderer does not keep thoughts."""
         if not completion or not new or any(message.role == "assistant" for message in new):
             return None
         ended = completion[-1] == self._added[self._end]
@@ -123,15 +123,15 @@ class TemplateRenderer(TokenizedFormat):
         return message_of((*reader.read(completion), *reader.rest()))
 
     def reader(self, tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> TextReader | HoldingReader:
-        """Open the reader of one reply that is sampled now. For a tokenizer that is not byte-level, it emits nothing
-        before the end."""
+        """Open the reader of one reply that is sampled now. For a tokenizer that is not byte-level, the reader emits
+        nothing before the end."""
         return self._reader(tools, prompt) if self.tokenizer.decodes_bytes else HoldingReader()
 
     def _reader(self, tools: Sequence[ToolSpec], prompt: Sequence[int]) -> TextReader:
         return TextReader(self.decode, self.stop_ids, thinking=self._opens_thought(prompt), calls=bool(tools))
 
     def thought_length(self, completion: Sequence[int]) -> int:
-        """Count the tokens of a reply's thought, up to and including the one that completes its closing tag."""
+        """Count the tokens of a reply's thought, up to and including the token that completes the closing tag."""
         written, end = b"", THINK_END.encode()
         for at, token in enumerate(completion):
             if token in self.stop_ids:
