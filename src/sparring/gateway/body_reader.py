@@ -72,7 +72,7 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
         return min(MOST_VALUES, VALUES * self.context + VALUES_BESIDE)
 
     def overflow(self, what: str) -> Overflow:
-        """Return the refusal of a request that has too much of `what`."""
+        """Return the refusal of a request that is far too long; `what` describes the excess."""
         return Overflow(what, self.context)
 
     def check(self, data: Body) -> None:
@@ -103,7 +103,7 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
         may skip parts of a schema.
 
         Raises:
-            Overflow: the elements take more ids than the context has.
+            Overflow: messages, values of calls, or values of schemas take more ids than the context has.
         """
         if 2 * len(messages) > self.context:
             raise self.overflow(f"{len(messages)} messages")

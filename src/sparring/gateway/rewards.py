@@ -108,7 +108,7 @@ class RewardRoutes:
 
         Raises:
             BadInput: the body names no rollout.
-            UnknownReply: the rollout does not wait for rewards.
+            UnknownReply: the rollout never waited for rewards, or was scored long ago.
         """
         body = body_of(data)
         rollout, of = body.pop("rollout", None), body.get("of")

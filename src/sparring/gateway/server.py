@@ -153,7 +153,7 @@ class Gateway:
             return door
 
     async def shut(self, door: Door, *, drop: bool = False) -> None:
-        """Close an endpoint. Closing the last one stops the server, unless a rollout waits for rewards.
+        """Close an endpoint. The last one stops the server, unless a rollout waits for rewards or `open_outside` lasts.
 
         Args:
             drop: whether running replies are cancelled; a repeated request is then the same turn. Otherwise running

@@ -23,7 +23,7 @@ class Budget:
         self._waiting: deque[tuple[int, asyncio.Future[int]]] = deque()
 
     def check(self, usage: Usage) -> None:
-        """Store the current usage. Raises LimitReached if no turns or tokens remain."""
+        """Store the current usage. Raises LimitReached if no turns or tokens remain, or after too many tool calls."""
         self._usage = usage
         if usage.turns >= self._limits.max_turns:
             raise self._out_of_turns()

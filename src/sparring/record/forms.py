@@ -42,7 +42,7 @@ class Forms:
 
     def read(self, messages: Sequence[Message]) -> tuple[Sequence[Message], list[bytes]]:
         """Return a conversation with each reply as one message, and the digest of the conversation up to each message.
-        `messages`: messages of the client; returned unchanged if no reply is in parts."""
+        `messages`: messages of the client; returned unchanged if every reply is one message."""
         keys = self.keys(START, messages)
         last = next((at for at in range(len(messages) - 1, -1, -1) if messages[at].role == "assistant"), None)
         if last is None or keys[last] in self.lines:

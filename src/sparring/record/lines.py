@@ -89,7 +89,7 @@ class Request(NamedTuple):
         before: number of messages up to the reply that the request continues.
         keys: digest of the conversation up to each later message.
         tools: digest of the tools.
-        node: reply that it continues; None if it is rendered whole.
+        node: reply that the request continues; None if the request is rendered whole.
         matched: reply that the request would continue if the renderer had a bridge.
     """
 
@@ -118,7 +118,7 @@ class Turn:
         attempt: number of earlier attempts at this turn.
         key: digest of all messages.
         tools: digest of the tools.
-        node: reply that it continues; None if it is rendered whole.
+        node: reply that the request continues; None if the request is rendered whole.
         before: number of messages up to that reply.
         count: number of all messages.
     """

@@ -207,7 +207,7 @@ def _segment_of(trajectory: Trajectory, reply: str) -> Segment | None:
 
 
 def _end_of_branch(trajectory: Trajectory, segment: Segment) -> Segment:
-    """Return the last turn of a reply's branch, the latest of several continuations, or the reply itself."""
+    """Return the latest turn that follows a reply, on any of its branches; the reply itself if no turn follows."""
     below, end = {segment.index}, segment
     for later in trajectory.segments:
         if later.parent in below:

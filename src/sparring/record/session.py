@@ -32,7 +32,8 @@ class RequestAccount(SessionLayer):
         self._made = self._latest = 0
 
     async def reply(self, request: ReplyRequest, below: Reply) -> ReplyStream:
-        """Answer a request, and note the limit that it hits. Requests with label `auxiliary` hit no limit."""
+        """Answer a request, and note the limit that it hits. Limits of requests with label `auxiliary` are not
+        noted."""
         self._made += 1
         number = self._made
 

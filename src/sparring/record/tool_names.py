@@ -1,4 +1,4 @@
-"""Names of tools in the spelling of clients: with the name of a server before it, and with `_` for special characters.
+"""Names of tools in the spelling of clients: with a server's name before the tool's, and `_` for special characters.
 
 `mcp__world__add`, `mcp_world_add`, `world_add` and `world-add` are the tool `add` of the server `world`.
 """

@@ -257,7 +257,7 @@ class Tree:
         return segment.delivered is False and segment.finish_reason != "abort"
 
     def abandon(self, turn: Turn) -> None:
-        """Undo a planned turn that got no reply: the next request with its prompt is the same turn."""
+        """Undo a planned turn that got no reply: the next request with the same prompt is the same turn."""
         entry = (turn.repeat, turn.attempt + 1, turn.input_place, turn.place)
         heapq.heappush(self._abandoned.setdefault(turn.prompt, []), entry)
         lane, node = self._lanes[turn.lane], turn.node

@@ -107,8 +107,8 @@ def _like(token: AddedToken, content: str) -> AddedToken:
 
 
 def _any_of(texts: Iterable[str]) -> str:
-    """Return a regular expression that matches the longest of the texts. It is a prefix tree, so that thousands of
-    texts are found as fast as one."""
+    """Return a regular expression that matches the longest of the texts. The expression is a prefix tree, so that
+    thousands of texts are found as fast as one."""
     tree: dict[str, Any] = {}
     for text in texts:
         node = tree

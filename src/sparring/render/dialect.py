@@ -54,7 +54,8 @@ def tool_call(id: str, name: Any, arguments: Any, raw: str) -> ToolCall:
     """Make a call from parsed parts. A call is malformed if it has no name, or if UTF-8 cannot encode one of its texts.
     A call is also malformed if its arguments are no JSON object, are nested deeper than `DEEPEST`, have NaN or an
     infinity, or stand under another key than the format's. A malformed call has `arguments` None and the text as it was
-    written in `raw`. Its `name`, if none is given, is the tool's name with which `raw` begins, or else ""."""
+    written in `raw`. If no name is given, the call's `name` is the tool's name at the beginning of `raw`, or else
+    ""."""
     named = isinstance(name, str) and bool(name) and _encodes(name)
     given = isinstance(arguments, Mapping) and (_can_be_given(arguments) if arguments else not _names_others(raw))
     if named and given:

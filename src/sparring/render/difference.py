@@ -101,8 +101,9 @@ class TemplateRenderer(TokenizedFormat):
         tools: Sequence[ToolSpec],
     ) -> tuple[int, ...] | None:
         """Return the next prompt: prompt + completion, the template's end of turn if the completion lacks it, and the
-        new messages. None in three cases: no difference is found; the end of turn was sampled inside a thought; or the
-        template drops the reply's thought, and the renderer does not keep thoughts."""
+        new messages. None without a completion or new messages, for a reply in `new`, and if no difference is found.
+        None also if the end of turn was sampled inside a thought, or if the renderer follows a template that drops the
+        reply's thought."""
         if not completion or not new or any(message.role == "assistant" for message in new):
             return None
         ended = completion[-1] == self._added[self._end]
@@ -163,8 +164,8 @@ class TemplateRenderer(TokenizedFormat):
         return self._template.text(messages, tools, generation=generation, thinking=self._thinking)
 
     def _encode(self, text: str) -> list[int]:
-        """Encode a text that continues another. It is encoded after an added token, because some tokenizers add a space
-        at the very beginning of a text."""
+        """Encode a text that continues another. An added token is put before the text, because some tokenizers add a
+        space at the very beginning of a text."""
         anchor = self._added[self._end]
         ids = self.tokenizer.encode(self._end + text)
         return ids[1:] if ids and ids[0] == anchor else self.tokenizer.encode(text)
@@ -224,7 +225,7 @@ def _user(content: str) -> dict[str, Any]:
 
 
 def _call(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return a call that this tool's answer could belong to. Its id has nine characters, which the strictest templates
-    require."""
+    """Return a call that this tool's answer could belong to. The call's id has nine characters, which the strictest
+    templates require."""
     function = {"name": answer.get("name") or "tool", "arguments": {"x": PLACEHOLDER}}
     return {"type": "function", "id": answer.get("tool_call_id") or "call00000", "function": function}

@@ -86,8 +86,8 @@ class LibraryParser:
         return message_of((*reader.read(completion), *reader.rest()))
 
     def reader(self, tools: Sequence[ToolSpec], prompt: Sequence[int]) -> TaggedReader | HoldingReader:
-        """Return the reader of a reply that is being sampled. It emits nothing before the end if the format has no
-        entry in `FORMAT_TAGS`, the tokenizer is not byte-level, or the reply begins inside a thought that no id
+        """Return the reader of a reply that is being sampled. Nothing is emitted before the end if the format has no
+        entry in `FORMAT_TAGS`, the tokenizer is not byte-level, or the reply begins inside a thought that no single id
         ends."""
         marks, thinking = self._marks, self._marks is not None and self.thinks(prompt)
         if marks is None or not self._tokenizer.decodes_bytes or marks.think is None and thinking:
@@ -96,7 +96,8 @@ class LibraryParser:
 
     def thought_length(self, completion: Sequence[int]) -> int | None:
         """Count the ids of a reply's thought, its closing tag included; all ids if the thought is not closed. None for
-        a format that has no entry in `FORMAT_TAGS` or whose closing tag is not a single id."""
+        a tokenizer that is not byte-level, and a format without an entry in `FORMAT_TAGS` or whose closing tag is not a
+        single id."""
         marks = self._marks
         if marks is None or marks.think_end is None or not self._tokenizer.decodes_bytes:
             return None
@@ -180,8 +181,8 @@ class LibraryParser:
     def _parse_unmarked(
         self, ids: Sequence[int], tools: Sequence[ToolSpec], prompt: Sequence[int], *, thinking: bool
     ) -> Message:
-        """Parse a reply whose thought, if it has one, is not between tags that are single ids: only formats whose calls
-        the library parses have such tokenizers."""
+        """Parse a reply whose thought tags are not single ids. This occurs only in formats whose calls the library
+        parses."""
         marks, tags, text = self._marks, FORMAT_TAGS[self._name], self._tokenizer.decode(ids)
         assert marks is not None
         if tags.think is not None and not self._added.keys() >= set(tags.think):

@@ -128,8 +128,7 @@ def around_call(name: str) -> tuple[str, str]:
 
 
 def marks_of(name: str, added: Mapping[str, int], stop: Sequence[int]) -> Marks | None:
-    """Return the marks of a format; None without an entry in `FORMAT_TAGS` or without single ids for the tags of
-    calls."""
+    """Return the marks of a format; None without an entry in `FORMAT_TAGS`, or a single id for each tag of calls."""
     tags = FORMAT_TAGS.get(name)
     if tags is None:
         return None

@@ -48,7 +48,7 @@ class FileTokenizer:
 
     @property
     def unk_token_id(self) -> int | None:
-        """Return the id of unknown text; None for byte-level vocabularies."""
+        """Return the id of the token for unknown text; None if the checkpoint names no such token."""
         return self._named_id("unk_token")
 
     @property
@@ -63,7 +63,7 @@ class FileTokenizer:
 
     @property
     def added_tokens(self) -> dict[str, int]:
-        """Return the added tokens as text -> id. No text is ever split inside one."""
+        """Return the added tokens as text -> id. No text is ever split inside an added token."""
         return {token.content: id for id, token in self._backend.get_added_tokens_decoder().items()}
 
     @functools.cached_property

@@ -72,7 +72,7 @@ def schema_of(form: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def _described(schema: Mapping[str, Any]) -> msgspec.Meta:
-    """Annotate a field that is read elsewhere with its JSON schema."""
+    """Return an annotation with the JSON schema of a field that is read elsewhere."""
     return msgspec.Meta(extra_json_schema=dict(schema))
 
 

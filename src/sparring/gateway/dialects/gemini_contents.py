@@ -84,7 +84,7 @@ def tools_in(tools: Any, leave_out: Collection[str]) -> tuple[ToolSpec, ...]:
     """Read the tools of a request.
 
     Raises:
-        BadInput: a tool is malformed, or hosted by the vendor and not in `leave_out`.
+        BadInput: a tool is malformed, or hosted by the vendor and not in `leave_out`, or two tools have the same name.
     """
     specs: list[ToolSpec] = []
     for place, tool in objects_in([] if tools is None else tools, "tools", "a list of tools", "a tool"):

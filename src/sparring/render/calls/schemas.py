@@ -193,7 +193,7 @@ def _byte_tokens() -> Any:
 
 
 def text_matcher(schema: Mapping[str, Any]) -> Any:
-    """Return a matcher of the texts of a schema as JSON, over bytes."""
+    """Return a `llguidance` matcher, over bytes, of a schema's values as JSON text."""
     llguidance, tokens = _byte_tokens()
     grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
     return llguidance.LLMatcher(tokens, grammar, log_level=0)

@@ -40,8 +40,7 @@ def find_preface(renderer: Renderer, tokenizer: FileTokenizer, prompt: Sequence[
 
 
 def _written(renderer: Renderer, tokenizer: FileTokenizer) -> Iterator[Preface]:
-    """Yield the ids around a thought in rendered replies. Blanks around it are part of the thought, except after a
-    word."""
+    """Yield the ids around a thought in rendered replies. Blanks belong to the thought, except after a word."""
     for calls in ((), (_CALL,)):  # gpt-oss keeps a thought only in a reply with calls
         reply = Message(role="assistant", content=_CONTENT, reasoning=_THOUGHT, tool_calls=calls)
         try:

@@ -69,7 +69,7 @@ def as_read(schema: Any, root: Schema, ends: Sequence[str] = ()) -> dict[str, An
 
 def pattern_without(ends: Sequence[str]) -> str:
     """Return a regular expression, without look-ahead, of texts that contain no tag like `ends`: no `<` or `</`
-    followed by the first letter of one."""
+    followed by the first letter of such a tag's name."""
     opening = "".join(sorted({re.escape(end[1]) for end in ends if end[1] != "/"}))
     closing = "".join(sorted({re.escape(end[2]) for end in ends if end[1] == "/"}))
     inside = rf"[^<]|<+(\/<+)*([^<\/{opening}]|\/[^<{closing}])"
