@@ -14,7 +14,7 @@ Advantages = Mapping[tuple[str, int], Sequence[float | None]]
 
 
 def members(group: Group) -> list[tuple[Rollout, Score | None]]:
-    """Return the rollouts of a group with their scores, then the failed ones without."""
+    """Return the rollouts of a group with their scores, then the failed rollouts, each with None."""
     return [*zip(group.rollouts, group.scores, strict=True), *((rollout, None) for rollout in group.failed)]
 
 

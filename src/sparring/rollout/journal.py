@@ -162,7 +162,7 @@ class Journals:
 
     def unfinished(self, rollout: str) -> list[tuple[Journal, str]]:
         """Return the journals of a rollout that an earlier process began, each with the reason why its attempt ended.
-        The last one is to be resumed. The list is empty for a new rollout."""
+        The last journal is to be resumed. The list is empty for a new rollout."""
         if self._store is None or self._begins and rollout not in self._expected:
             return []
         self._expected.discard(rollout)

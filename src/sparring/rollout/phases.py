@@ -314,7 +314,7 @@ class TurnLimit(SessionLayer):
         return next((failure for _, failure in self._failed), None)
 
     def _settle(self, messages: Sequence[Message]) -> None:
-        """Forget the errors of a request that has now been answered."""
+        """Forget the earlier errors of a request that was sent again."""
         if self._failed:
             self._failed = [(failed, failure) for failed, failure in self._failed if list(failed) != list(messages)]
 

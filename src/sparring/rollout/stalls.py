@@ -1,5 +1,5 @@
 """Reports of stalls, when no rollout of a run finishes for a while, and the time spent waiting for a group's last
-rollout. What a command waits for outside of a run's rollouts, `observe.waiting` tells."""
+rollout. `observe.waiting` reports what a command waits for outside of rollouts."""
 
 from __future__ import annotations
 
