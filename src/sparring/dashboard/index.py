@@ -48,7 +48,7 @@ class RolloutIndex:
                     self._lines[stage][rollout.id] = _line(stage, group, rollout, score)
 
     def outcomes(self) -> Counter[str]:
-        """Return the number of training rollouts by outcome."""
+        """Return the number of rollouts of the rl stage by outcome."""
         return Counter(line.facts["outcome"] for line in self._lines["rl"].values())
 
     def __len__(self) -> int:

@@ -104,7 +104,7 @@ def credit_of(config: Mapping[str, Any]) -> Credit | None:
 
 
 def shares(kinds: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return the outcomes of training rollouts with counts and shares, the most frequent first."""
+    """Return the outcomes of the rl stage's rollouts with counts and shares, the most frequent first."""
     total = sum(kinds.values())
     return [{"name": name, "count": n, "share": n / total} for name, n in Counter(kinds).most_common()]
 

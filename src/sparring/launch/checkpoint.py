@@ -44,7 +44,7 @@ def recorded_run(folder: Path, *, runs_rules: bool = False) -> Iterator[RunFiles
 def find_checkpoint(path: Path) -> Path:
     """Return the Hugging Face or adapter folder of a path. The path may be such a folder, a GGUF file (which is
     converted), the folder of a run (its newest weights), or a saved step of a run: `RUN/STAGE/best`, `RUN/STAGE/last`
-    or `RUN/STAGE/step-000146`. Without STAGE, the last stage that trains is taken."""
+    or `RUN/STAGE/step-000146`. Without STAGE, the last stage with checkpoints is taken."""
     if _is_run(path):
         is_blank(path / STORE)  # refuses another version
     folder = _find(path)

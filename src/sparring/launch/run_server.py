@@ -53,7 +53,7 @@ async def answered_outside(
         keys_of: folder whose keys are used, if it has a file of keys.
 
     Raises:
-        BadInput: the folder cannot be made.
+        BadInput: the folder cannot be made, or its file of keys is invalid.
     """
     settings = config.rollout.gateway
     gateway = settings.url if gateway_too else ""

@@ -170,7 +170,7 @@ async def evaluate(
     Args:
         share: limit on concurrent rollouts alongside training; None if there is no training.
         store: store of the groups; None records nothing.
-        done: called after each rollout with the number of recorded rollouts.
+        done: called after each rollout with the number of findings so far and the rollout's finding.
 
     Returns:
         The findings by number of the rollout, recorded ones included.

@@ -115,7 +115,7 @@ class EvalShare:
         admission: returns the index of the group that training admits next.
 
     Attributes:
-        admission: returns the number of the group that training admits next.
+        admission: returns the index of the group that training admits next, as given.
     """
 
     def __init__(self, places: Places, share: float, most: int, admission: Callable[[], int]) -> None:

@@ -178,7 +178,7 @@ class Resampling:
             self._by_version[turn.recorded.versions.values[0]].append((self._added, turn))
 
     async def under(self, version: int) -> None:
-        """Sample all turns of `version`, which the engine serves now."""
+        """Sample all tokens of `version`, which the engine serves now."""
         turns = self._by_version.pop(version, [])
         alone = iter([(order, turn) for order, turn in turns if len(turn.versions) == 1])
 

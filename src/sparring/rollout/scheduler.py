@@ -198,7 +198,7 @@ class Scheduler:
         self._pending.put_nowait(None)
 
     def _end(self, index: int) -> None:
-        """Record that the source ended before group `index`. The last step has only the groups that are left."""
+        """Record and report that the source ended before group `index`; the last step may have fewer groups."""
         self._end_index = index
         steps, groups = divmod(index, self._window.groups_per_step)
         smaller = f", the last of them of {groups} of {self._window.groups_per_step}" if groups else ""

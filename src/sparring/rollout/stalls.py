@@ -27,7 +27,7 @@ class Stalls:
         self._reported: tuple[str, str] | None = None
 
     def start(self) -> None:
-        """Count a rollout that begins."""
+        """Start the clock and the regular check, unless both are running."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop or not self._is_armed:
             self._loop, self._is_armed, self._last = loop, True, loop.time()

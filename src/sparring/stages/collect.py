@@ -47,8 +47,8 @@ async def run(context: Context) -> dict[str, Any]:
     Returns:
         `data`: the file. `tasks`, `traces`, `rollouts`: their numbers. Rollouts without a trace: `failed` (the
         infrastructure broke), `unscored` (the environment gave no reward), `unfinished` (a limit cut them short) and
-        `full` (unfinished when the model's context was full). `unsaid`: traces left out because the policy's chat
-        format or its context cannot hold them.
+        `full` (unfinished because the policy's or the teacher's context was full). `unsaid`: traces left out because
+        the policy's chat format or its context cannot hold them.
 
     Raises:
         BadInput: no rollout earned `min_reward`, or the policy cannot imitate more than one trace in ten.

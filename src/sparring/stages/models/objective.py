@@ -26,7 +26,7 @@ def preference_loss(config: RunConfig) -> Loss | None:
 
 
 def needs_reference(config: RunConfig) -> bool:
-    """Return whether the loss compares the policy with the weights that the stage starts from."""
+    """Return whether the loss compares the policy with a reference model."""
     if config.rl.preference is None:
         return config.algo.needs_reference
     return config.rl.preference.has_reference

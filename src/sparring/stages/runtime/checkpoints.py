@@ -111,8 +111,8 @@ class Checkpoints:
         return 0, {}
 
     def _verify(self, ref: CheckpointRef) -> None:
-        """If damaged checkpoints may be skipped, read a checkpoint completely before any trainer is restored from it,
-        because a partial restore could not be undone."""
+        """If damaged checkpoints may be skipped, read the other trainers' checkpoints completely before the policy's
+        trainer is restored, because a partial restore could not be undone."""
         from sparring.train.checkpoint import read
 
         for use in self._beside if self._keeping.passes_over else ():
