@@ -14,7 +14,7 @@ from sparring.types import WeightRef
 
 
 class OtherWeights(SparringError):
-    """Difference between the weights of a step that is trained again and the recorded ones."""
+    """Difference between the weights of a step that is trained again and the recorded weights."""
 
 
 class VersionLog:
