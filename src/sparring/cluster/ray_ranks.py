@@ -119,9 +119,8 @@ class RankPlaces:
         self._ranks[number].kill()
 
     def give_way(self, engine: int, processors: int) -> None:
-        """End the ranks of the trainer with most ranks, so that an engine finds `processors` free ones. The ranks that
-        replace them are fewer, by at least as many processors. Nothing is ended if no rank would be left for the
-        trainer."""
+        """Kill all ranks of the trainer with most ranks, to free `processors` for an engine. The trainer restarts with
+        fewer ranks, which leave at least that many processors free. If no rank would be left for it, none is killed."""
         import ray
 
         groups = dict[int, list[PlacedRank]]()

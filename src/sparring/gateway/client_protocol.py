@@ -262,7 +262,7 @@ class ClientProtocol(HttpToolsProtocol):
         self._stop(431, f"expected a head of at most {MOST_HEAD} bytes")
 
     def _stop(self, status: int, text: str) -> None:
-        """Stop the parser from inside one of its callbacks."""
+        """Raise _OverLimit in a callback of the parser, to refuse a request."""
         self._over = status, text
         raise _OverLimit(text)
 

@@ -21,7 +21,7 @@ _SALT = secrets.token_bytes(32)
 
 
 class WrongKey(BadInput):
-    """Error of a key that belongs to no open endpoint."""
+    """Error of a missing, ambiguous or wrong key."""
 
 
 def key_of(request: Request) -> str:

@@ -69,7 +69,7 @@ class _ReturnSum(Function):
 
 
 class Linear(Function):
-    """Product y = x W^T + b. The bits of a weight's gradient depend only on the set of rows (see `threads`)."""
+    """Product y = x W^T + b. The bits of W's gradient depend on the rows, not on threads (`kernels.threads`)."""
 
     @staticmethod
     def forward(

@@ -191,7 +191,7 @@ class ExpertLoraTerm:
         self.a, self.b = (ops.PackedStack(weights) for weights in self._detached())
 
     def pairs(self) -> list[PackedFactors]:
-        """Return both factors of each expert; with gradients on, each stacked parameter is one node of the graph."""
+        """Return packed (A, B) of each expert; with gradients, a stacked parameter's views share one autograd node."""
         packed = zip(self.a.matrices, self.b.matrices, strict=True)
         if not torch.is_grad_enabled():
             return list(packed)

@@ -269,8 +269,8 @@ class Session(Protocol):
         """End a reply that is being sampled, given its id; the tokens sampled so far are the reply."""
 
     def deliver(self, reply: str, delivered: bool | None) -> None:
-        """Record whether a client received the whole reply with this id; `delivered` None: unknown. The latest call
-        counts. A reply without a call was delivered, unless the conversation shows otherwise."""
+        """Record whether a client received the whole reply with this id. The latest True or False counts; None
+        (unknown) undoes only True. Unreported replies were delivered, unless the conversation shows otherwise."""
 
     def overflow(self, limit: LimitReached) -> None:
         """Count a request that was refused unread, because its prompt is too long."""

@@ -62,7 +62,7 @@ class TextEscaper:
         return other
 
     def messages(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """Convert a whole conversation."""
+        """Return all messages of a conversation, escaped, as dicts."""
         opening = list(itertools.takewhile(lambda message: message.role != "assistant", messages))
         escaped = [message if message.role in self._allowed else self._message(message) for message in opening]
         return message_dicts(escaped, self._around) + self.answers(messages[len(opening) :])

@@ -161,7 +161,7 @@ class BubblewrapBox:
 
     @asynccontextmanager
     async def _as_prepared(self) -> AsyncIterator[BubblewrapBox]:
-        """Lend a box in the state that verifiers are forks of: what works there but not here, a command has broken."""
+        """Lend a new box in the state in which verifiers start, to see whether a command broke what fails here."""
         box = self._pool.made(self.spec, self._root, below=self.commands.line.prepared)
         try:
             yield box

@@ -26,7 +26,7 @@ a command can give a folder attributes that make no sense to the overlay of a la
 
 
 class PortTaken(PolicyFailure, OSError):
-    """A command of the box listens at a port that its caller needs."""
+    """Error of a port that the box's caller needs, but at which a command of the box listens."""
 
 
 class Exhausted(PolicyFailure, OSError):

@@ -117,7 +117,8 @@ class Line:
             raise refusal("snapshot", expected, actual, "fork an earlier one")
 
     def add(self, layers: Sequence[FrozenLayer], processes: Sequence[str], used: bool) -> LayeredSnapshot:
-        """Return a new snapshot, with these layers on top."""
+        """Keep layers on top of `layers`, and return a snapshot with all. `processes`: command lines of the processes
+        that were ended for it; `used`: whether a command has run in the box or in one that it descends from."""
         self.layers += tuple(layers)
         state = self._state
         made = LayeredSnapshot(

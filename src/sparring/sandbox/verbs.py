@@ -1,4 +1,4 @@
-"""`sparring-boxes doctor` and `sparring-boxes image`: the commands of boxes, which `sparring` has too."""
+"""Verbs `doctor` and `image` of the command lines `sparring-boxes` and `sparring`."""
 
 from __future__ import annotations
 

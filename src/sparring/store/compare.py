@@ -28,8 +28,8 @@ OF_TIME = ("_s", "_ms")
 """Suffixes of metrics that measure time."""
 
 PARTS = {"task": "task", "digest": "digest of the task's contents", "version": "version of the weights"}
-"""Compared parts of an admission, in order, with their names. The number of groups that the source had observed is not
-compared: it matters only if another task follows, which is then the difference."""
+"""Compared parts of an admission, in order, with their names. The number of groups observed before is not compared: if
+it matters, the next task differs."""
 
 COLUMNS = ("token", "log-probability", "version", "KV version", "kept set")
 """Values recorded for each token, in the order of comparison."""

@@ -62,7 +62,7 @@ class Upload:
 
 
 class Receiving:
-    """Bucket that arrives in chunks."""
+    """Writer of a bucket that arrives in chunks."""
 
     def __init__(self, upload: Upload, bucket: Bucket) -> None:
         self._upload, self._bucket = upload, bucket

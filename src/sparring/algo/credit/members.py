@@ -58,7 +58,7 @@ class Member:
 
     @property
     def length(self) -> int:
-        """Return the member's number of steps."""
+        """Return the number of trained tokens, which are the steps."""
         return sum(len(row.weights["policy"]) - row.weights["policy"].count(0.0) for row in self.rows)
 
     def turns(self) -> list[TurnSpan | None]:

@@ -19,8 +19,8 @@ Address = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepPlace:
-    """Logical position of a step. `before` is the number of the preceding step, on the same chain or on the chain that
-    its chain hangs on; None for a first step."""
+    """Logical position of a step. `before`: number of the step before it in its chain or, where a side chain begins, in
+    the chain that it hangs on; None if there is none."""
 
     address: Address
     before: int | None

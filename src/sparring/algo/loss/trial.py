@@ -91,8 +91,8 @@ def _values(algo: AlgoConfig, place: str, tokens: PolicyTokens) -> torch.Tensor:
 
 
 def _drawn_tokens(at: int = 0, step: float = 0.0, dtype: torch.dtype = torch.float64) -> PolicyTokens:
-    """Draw tokens of four sequences with two turns each, the last one idle, with the log-probability of token `at`
-    changed by `step`. Every annotation is 1 at each token."""
+    """Draw four sequences of two turns; the last sequence is idle (advantage 0). Change the log-probability of token
+    `at` by `step`. Annotations are 1."""
     generator = torch.Generator().manual_seed(0)
     now, before, advantages = torch.randn(3, TOKENS, generator=generator, dtype=torch.float64).to(dtype)
     logprob = -1.0 - 0.3 * now

@@ -129,8 +129,8 @@ class RemoteEngine(RemoteClient):
 
     async def _take(self, ref: WeightRef, verb: str) -> None:
         """Send new weights over a link that the server can use, and wait until the server has verified and acknowledged
-        them. Raises WeightsError if the server refused the weights, and so serves the old ones, or did not acknowledge
-        them in time: its version is then unknown until it answers again."""
+        them. Raises WeightsError if the server refused them, and so serves the old ones, acknowledged another version,
+        or did not acknowledge them in time: its version is then unknown until it answers again."""
         check_model(ref, self._name)
         adapter = self.served.model if ref.adapter == self._name else ref.adapter
         sent = replace(ref, model=self.served.model, version=ref.version + self._base, adapter=adapter)

@@ -338,8 +338,8 @@ class KvCache:
     def _away(
         self, conversation: str | None, tokens: list[int], version: Weights, num_cached: int
     ) -> tuple[list[int], int]:
-        """Return the pages of the conversation in host memory that follow the first `num_cached` tokens, and the number
-        of additional tokens in them."""
+        """Return the conversation's pages in host memory that can be reused after the first `num_cached` tokens, and
+        the number of tokens gained."""
         parked = self._host.get(conversation)
         more = 0 if parked is None else self._common(parked, tokens, version, self.host) - num_cached
         return (

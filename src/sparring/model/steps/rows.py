@@ -117,7 +117,7 @@ class Slots(NamedTuple):
 
 
 class StepRows(NamedTuple):
-    """New rows of one step, as `ops.PagedRows`, by slot. Plain arrays are the fastest to fill.
+    """New rows (N) of a step's B sequences, as `ops.PagedRows`, in arrays, fastest to fill ("i", "q", "B": typecodes).
 
     Attributes:
         slots: "i" [B].

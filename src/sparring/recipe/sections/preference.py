@@ -111,7 +111,7 @@ class RewardModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Number of optimiser steps."""
 
     rows_per_step: int = 64
-    """Number of pairs or solutions per step."""
+    """Number of rows of `data` per step."""
 
     train: TrainOverrides = {}
     """Keys of `[train]` that this stage replaces, such as `learning_rate`."""

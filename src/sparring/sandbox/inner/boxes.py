@@ -35,7 +35,7 @@ CONNECT_S = 5.0
 BEGIN_S = 15.0
 """Seconds that a process, shell or terminal may take to begin."""
 DRAIN_PIECES = 64
-"""Pieces of a stream that are read after its command's end: the content of the pipe, which others may go on filling."""
+"""Maximum number of pieces read of a stream after its command's end: others may go on filling the pipe."""
 LATER = ("end", "credit", "input", "interrupt", "resize", "look", "say")
 """Operations on a running command."""
 NETWORKED = ("program", "start", "shell", "terminal", "connect")

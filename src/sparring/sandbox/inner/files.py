@@ -1,7 +1,7 @@
 """File operations in a box, run as commands of the box itself, without code of the policy.
 
-Each returns 0, or the errno that the parent raises. None of them waits: anything but a regular file (a pipe, a socket,
-a device, a folder) is refused at once. Standard library only, for Python >= 3.9.
+`run_on_files` returns 0, or the errno that the parent raises. Reading and writing never wait for a file: anything but a
+regular file (a pipe, a socket, a device, a folder) is refused at once. Standard library only, for Python >= 3.9.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ PROGRAMS = ("usr", "bin", "sbin", "lib", "lib32", "lib64")
 LAYER_INODES = 64
 """Inodes that a layer needs for itself. They are reserved for each layer, so that commands cannot use them up."""
 PLACE = 210
-"""Lowest descriptor of the box's files. Commands get lower descriptors, before they enter the root."""
+"""Lowest number for the descriptor of the box's tmpfs. Until commands enter the root, theirs are lower."""
 MOST_NAMES = 1 << 20
 """Maximum size of a file such as /etc/passwd to which a box adds a line, in bytes."""
 SYSTEM = "cpuinfo filesystems loadavg meminfo stat swaps uptime version vmstat".split()

@@ -307,7 +307,7 @@ class RunMemory(NamedTuple):
         return _bytes_here(self.largest)
 
     def peaks(self) -> list[Processes]:
-        """Return for each kind the processes in the stage in which a process of this kind needs most."""
+        """Return for each kind of process its entry from the stage in which one process needs most memory."""
         most: dict[str, Processes] = {}
         for one in (one for stage in self.stages for one in stage):
             if one.kind not in most or one.each.total > most[one.kind].each.total:

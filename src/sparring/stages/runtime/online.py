@@ -316,10 +316,10 @@ class OnlineTraining:
         return RetriedUpdates(self.engine, context.config.engine, self._say)
 
     def _rewind(self, log: GroupLog, done: int) -> int:
-        """Discard the record after the last published step, and return that step; steps up to it are trained again
-        without sampling.
+        """Discard the record after the last published step, and return that step. Steps after `done`, the checkpoint's
+        step, up to it are trained again without sampling.
 
-        With `run.redo = "sample"`, everything after the checkpoint of step `done` is sampled again.
+        With `run.redo = "sample"`, except in a replay, return `done`: all later steps are sampled again.
         """
         context = self._context
         trained = log.last_published(done)
