@@ -1,7 +1,7 @@
 # make quickstart    install, run recipes/quickstart.toml, print the result
 # make check         ruff, mypy and the rules of tests/house, all at once; installs what they need
 # make pythons       compile every file on the newer Pythons that are there (PYTHONS=..., python3.12 python3.13)
-# make test          install, pass the short suite: 8 minutes on two idle cores, and a budget for each folder
+# make test          install, pass the short suite: 6 to 8 minutes on two idle cores, and a budget for each folder
 # make test-full     the whole suite, on two kernel paths: before a release, and after a change of kernels or models
 # make test-mutations small wrong changes, each of which the short suite must notice; an hour on two cores
 # make test-near     the tests that a change can touch, nearest first (BASE=COMMIT: since when; origin/main)

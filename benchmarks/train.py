@@ -221,7 +221,7 @@ def in_a_line(trainer: Any, batch: Any) -> Callable[[], object]:
     from sparring.model.attention import Packed
     from sparring.model.head import token_quantities
 
-    model, parameters, lanes = trainer._model, trainer._optimiser.parameters, trainer._held.parts.lanes
+    model, parameters, lanes = trainer._model, trainer._optimiser.parameters, trainer._weights.parts.lanes
     packed = pack_units(batch.rows, BUDGET, frozenset())
     parts = [part for rows in packed for part in cut_units(rows, lanes, frozenset(), model.context)]
 

@@ -20,7 +20,7 @@ def shortage(error: BaseException, path: Path | None = None) -> tuple[str, str] 
 
     Args:
         error: error with its causes.
-        path: path that was opened or written; None: the one that the error or a cause names, if any.
+        path: path that was opened or written. None: the path in the error or in one of its causes, if any.
     """
     numbers, names = set[int](), set[str]()
     cause: BaseException | None = error

@@ -145,13 +145,13 @@ class Unanswered(HarnessError):
 
 class WorkerLost(InfraError):
     """An external program that played a rollout stopped renewing its lease. This says nothing about the environment.
-    Another worker continues the rollout, even if a limit was hit, because the answer comes only with the end that a
-    worker reports."""
+    Another worker continues the rollout, even after a limit: the final answer comes only when a worker reports the
+    end."""
 
 
 class NotRebuildable(InfraError):
-    """An interrupted rollout cannot be rebuilt: the world or the harness did not behave as recorded, or refused. The
-    rollout starts over."""
+    """An interrupted rollout cannot be rebuilt: the world or the harness did not behave as recorded. The rollout starts
+    over."""
 
 
 class RequestEnded(SparringError):
@@ -257,7 +257,7 @@ class naming_memory:
 
 def _place(cause: BaseException) -> str:
     """Return the innermost line of a user's file that an exception has passed, with its function, in brackets; empty if
-    there is none."""
+    no line is a user's."""
     lines = [(frame.f_code, line) for frame, line in walk_tb(cause.__traceback__)]
     own = [(code, line) for code, line in lines if not code.co_filename.startswith(NOT_OF_USERS)]
     return "".join(f" ({os.path.basename(code.co_filename)}:{line}, in {code.co_name})" for code, line in own[-1:])

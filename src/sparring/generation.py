@@ -26,7 +26,7 @@ def is_temperature(value: float) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constraint:
-    """Constraint on the text of a turn, behind its thought: a JSON schema, a regular expression, a context-free grammar
+    """Constraint on the text of a turn, after its thought: a JSON schema, a regular expression, a context-free grammar
     in Lark's notation, or tool calls. `source` is the schema as JSON, the expression or the grammar.
 
     A turn of tool calls is reasoning, if the format has any, followed by one or more calls in the format of the model's
@@ -228,9 +228,9 @@ class Preface:
     """Ids before the text that a constraint applies to: a thought, in which any token but a stop token may be sampled.
 
     Attributes:
-        begin: ids that begin a thought, which a reply may do without; empty if the prompt ends inside a thought.
+        begin: ids that begin a thought, which is optional; empty if the prompt ends inside a thought.
         end: id that ends the thought.
-        text: ids between that and the text.
+        text: ids between `end` and the text.
     """
 
     begin: tuple[int, ...] = ()
@@ -292,7 +292,7 @@ class GenerateRequest:
 
     @property
     def turn(self) -> tuple[int, ...]:
-        """Tokens of this turn that were told."""
+        """Last `told` tokens of the prompt: the beginning of this turn."""
         return self.tokens[len(self.tokens) - self.told :]
 
     def after(self, sampled: Sequence[int]) -> GenerateRequest:
@@ -376,8 +376,8 @@ class Scores:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Delta:
     """Tokens that a streamed request sampled since the previous delta, at least one. The `Completion` at the end
-    repeats them all. Attributes are those of `Completion`; an engine that tells `versions` only at the end leaves all
-    but the first two out.
+    repeats them all. Attributes are those of `Completion`. An engine that knows `versions` only at the end sends only
+    `tokens` and `logprobs`.
 
     Attributes:
         finish_reason: finish reason, if these are the last tokens.

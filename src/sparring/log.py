@@ -28,9 +28,9 @@ LogKind = Literal[
 """Kinds of entries. `LogEntry.name` has the id that an entry is about."""
 
 Report = Callable[[str, Mapping[str, Any]], None]
-"""Function that is told an event of a part of the run, in any thread: a sentence and its facts. `kind` is such as
-"engine lost", `engine` or `rank` a number, `moved` the number of requests that go on elsewhere, `at_step` the version
-of the weights; `node` and `reason` are text."""
+"""Function that receives an event from a part of the run, in any thread: a sentence and its facts. Possible facts are
+`kind` (such as "engine lost"), the numbers `engine` and `rank`, `moved` (number of requests that go on elsewhere),
+`at_step` (version of the weights), and the texts `node` and `reason`."""
 
 KINDS: frozenset[str] = frozenset(get_args(LogKind))
 
@@ -141,7 +141,7 @@ Entered = Answered | LimitHit | Rewarded | StartedOver
 
 
 def entry_of(event: Entered, name: str) -> LogEntry:
-    """Return the entry of the log that keeps an event of a rollout or attempt, by its id."""
+    """Return the log entry for an event; `name` is the id of its rollout or attempt."""
     data = dict(event.reward) if isinstance(event, Rewarded) else asdict(event)
     return LogEntry(stage=stage_of(name), kind=event.kind, name=name, data=data)
 
@@ -171,5 +171,5 @@ def step_name(stage: str, step: int) -> str:
 
 
 def log_event(text: str, facts: Mapping[str, Any]) -> None:
-    """Log an event of a part where no run records it."""
+    """Write an event to Python's log, for parts outside of a run."""
     logging.getLogger("sparring").warning("%s", text)

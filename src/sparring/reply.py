@@ -26,7 +26,7 @@ class ReplyRequest:
         max_tokens: maximum number of tokens of this reply; a reply that it truncates has not hit a limit of the
             rollout.
         stop: strings that end this reply, in addition to those of the run.
-        evidence: what the client sends beside the conversation.
+        evidence: metadata that the client sends with the conversation.
         calls: whether the reply may call the tools; if not, a call is text.
         in_pieces: whether the reply is yielded in pieces before it is whole.
     """
@@ -91,7 +91,7 @@ class ShownReply:
         self._reasoning = self._text = self._calls = 0
 
     def add(self, piece: ReplyPiece) -> None:
-        """Count a piece."""
+        """Count a piece that was sent."""
         if piece.kind == "reasoning":
             self._reasoning += len(piece.text)
         elif piece.kind == "text":
@@ -151,7 +151,8 @@ async def whole_reply(stream: ReplyStream) -> SampledReply:
 
 
 class SessionLayer:
-    """Layer around the replies of a session: it sees every request and every part, and what becomes of them.
+    """Layer around a session's replies. It sees each request, each part of a reply, and whether the reply was
+    delivered.
 
     A subclass overrides the methods that it needs; the methods here forward every call unchanged.
     """
@@ -164,7 +165,7 @@ class SessionLayer:
         """Count a request that was refused unread, because its prompt is too long."""
 
     def deliver(self, reply: str, delivered: bool) -> None:
-        """Learn whether the client received a reply, by its id."""
+        """Note whether the client received the reply with this id."""
 
 
 def overlap(text: str, string: str) -> int:

@@ -27,7 +27,7 @@ class RewardRefused(Exception):
 
     @property
     def expired(self) -> bool:
-        """True if it arrived after the rollout was scored."""
+        """True if the reward arrived after the rollout was scored."""
         return self.status == 410
 
 

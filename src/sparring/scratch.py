@@ -1,4 +1,4 @@
-"""Folders whose files one process needs for a while. Those that a killed process left are removed by the next one."""
+"""Folders whose files one process needs for a while. Those of a killed process are removed by the next process."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 
 @contextmanager
 def scratch(inside: Path | None = None, name: str = "scratch") -> Iterator[Path]:
-    """Make a folder `.NAME-*` in `inside` (None: the temporary folder, for commands without a run), locked while
-    this process lives, and remove it at the end. Those of killed processes are removed first."""
+    """Make a folder `.NAME-*` in `inside` (None: the temporary folder, for commands without a run), locked while this
+    process lives, and remove it at the end. Folders of killed processes are removed first."""
     inside = inside or Path(tempfile.gettempdir())
     for folder in inside.iterdir():
         if re.fullmatch(re.escape(f".{name}-") + r"[a-z0-9_]{8}", folder.name):

@@ -1,4 +1,4 @@
-"""The user's cache folder, for what can be made again: converted models, unpacked images."""
+"""The user's cache folder, for files that can be made again: converted models, unpacked images."""
 
 from __future__ import annotations
 

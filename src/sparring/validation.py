@@ -1,5 +1,5 @@
-"""Plain data (TOML, JSON) into msgspec structs, with the exact place and the declared type of whatever does not fit;
-numbers of any library into Python's.
+"""Conversion of plain data (TOML, JSON) to msgspec structs, with exact place and declared type of a value that does not
+fit, and of numbers of any library to Python's.
 
 `msgspec.convert` names a place in an English sentence, and leaves out which entry of a table it means. This module
 walks the declared types itself, so that a refusal can name the key that the user wrote and the keys that exist.
@@ -29,7 +29,7 @@ _ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def read_json(text: str | bytes, *, unique: bool = False) -> Any:
-    """Read JSON by the letter of RFC 8259, of which Python reads more.
+    """Read JSON strictly by RFC 8259; Python's own reader accepts more.
 
     Args:
         unique: whether an object that repeats a key is refused; otherwise the last value counts.
@@ -58,7 +58,7 @@ class InvalidValue(ValueError):
         keys: path to the value from the outermost table.
         expected: values that are accepted, as in `errors.refusal`.
         got: the value; empty if `expected` already names it.
-        do: advice; empty if there is none but to write another value.
+        do: advice; empty if the only advice is to write another value.
         unknown: the name of a key that its table does not have, else empty.
         allowed: the names that the table of an unknown key has.
     """
@@ -79,7 +79,7 @@ class InvalidValue(ValueError):
 
     @property
     def text(self) -> str:
-        """The place, what was expected and what came, in one line: `code: expected a string, got 3`."""
+        """Place, expected value and actual value in one line: `code: expected a string, got 3`."""
         place = f"{dotted(self.keys)}: " if self.keys else ""
         return f"{place}expected {self.expected}{f', got {self.got}' if self.got else ''}"
 
@@ -97,8 +97,8 @@ def convert(data: Any, kind: Any) -> Any:
         data: tables, lists, strings, numbers, booleans and None.
         kind: any type that `msgspec.inspect.type_info` understands. A dictionary that is declared as
             `Annotated[dict[...], msgspec.Meta(extra={"keys_of": SomeStruct})]` must have keys and values of that
-            struct. A place that is declared as `Annotated[..., msgspec.Meta(extra={"class_of": function})]` may hold
-            a struct of any class that the function returns for its table and keys; None: one that is declared.
+            struct. For a table at a place declared as `Annotated[T, msgspec.Meta(extra={"class_of": function})]`, the
+            function gets the table and its keys, and returns the struct's class; None stands for T.
 
     Raises:
         InvalidValue: something does not fit; the first in the order of the data.
@@ -251,7 +251,7 @@ def _struct(kind: declared.StructType, data: Mapping[str, Any], keys: tuple[Key,
 
 
 def _made(kind: type, values: dict[str, Any], data: Mapping[str, Any], keys: tuple[Key, ...]) -> Any:
-    """Build an object of a class that refuses values which do not go together, or fields by name (`BadInput`)."""
+    """Build an object. If its class refuses the values, raise an `InvalidValue` with their place instead."""
     try:
         return kind(**values)
     except InvalidValue:
@@ -271,7 +271,7 @@ def _record(kind: Any, data: Mapping[str, Any], keys: tuple[Key, ...]) -> Any:
 
 
 def _fields(kind: Any, beside: set[str], data: Mapping[str, Any], keys: tuple[Key, ...]) -> dict[str, Any]:
-    """Build the values of a table's fields; `beside`: further names that the table may have."""
+    """Build the values of a table's fields; `beside` has the names of further keys that the table may have."""
     fields, values = {field.encode_name: field for field in kind.fields}, {}
     for key, value in data.items():
         if key in fields:

@@ -45,7 +45,7 @@ def aggregated(rows: Sequence[Sample], how: Aggregation, max_tokens: int) -> lis
 
 
 def denominator(rows: Iterable[Sample], how: Aggregation) -> float | None:
-    """Return the divisor of an update's policy term, its number of trajectories; None for the sum of the weights."""
+    """Return the divisor of an update's policy term: its number of trajectories; None if it is the sum of weights."""
     if how in ("token_mean", "sequence_mean"):
         return None
     return float(len({row.trajectory for row in rows if any(row.weights.get("policy", ()))}))

@@ -6,7 +6,7 @@ import msgspec
 
 
 class NamedRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name"):
-    """Base of rules that a recipe chooses by name, the tag of the class; its fields are the rule's settings."""
+    """Base of rules that a recipe chooses by name. The class's tag is the name, its fields are the settings."""
 
 
 def check_positive(**settings: float) -> None:

@@ -48,11 +48,11 @@ OWN: Mapping[str, type[Any]] = {
     "shaping": BaseShaping,
     "correction": Correction,
 }
-"""Parts whose rule may be one in a file of the user's, `file.py:Class`, each with the base of its class."""
+"""Parts whose rule may come from a user's file (`file.py:Class`), each with the base of such classes."""
 
 
 def _or_own(part: str) -> msgspec.Meta:
-    """Declare that the rule of a part may also be one of the user's."""
+    """Declare that the rule of a part may also come from a user's file."""
     return msgspec.Meta(extra={"class_of": class_of(OWN[part])})
 
 

@@ -1,8 +1,8 @@
 """Rules of `[algo]` in files of the user's own, `algo.credit = "median.py:Median"`: how they load, how a run records
 them, and how they reach other processes.
 
-A rule's class gets one field more, `digest`: of the text of its file and of the files of that folder which it imports.
-So a recorded recipe names the text that it ran with.
+A rule's class gets an additional field `digest`, of its file and of the files of that folder that it imports. So a
+recorded recipe identifies the code that ran.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from sparring.user_files.neighbours import with_neighbours
 from sparring.validation import InvalidValue, Key, dotted
 
 FOLDER = "rules"
-"""Folder of a run for the files of its own rules: a folder for each digest."""
+"""Subfolder of a run for the files of its own rules, with a folder for each digest."""
 
 _CLASSES: dict[tuple[str, str], type[Any]] = {}
-"""Classes by name and digest: of equal text there is one class, so that rules of two loads are equal."""
+"""Classes by name and digest. Equal files give one class, so that rules of two loads are equal."""
 _TEXTS: dict[type[Any], tuple[str, Mapping[str, bytes]]] = {}
-"""Digest of each class, and its files by name: none for a class that cannot compute."""
+"""Digest and files (by name) of each class; a class without files cannot compute."""
 SCRATCH = ExitStack()
-"""Folders of rules that another process has pickled, until the process ends; a rule may import their files late."""
+"""Folders for the files of unpickled rules, kept until this process ends, because a rule may import a file late."""
 atexit.register(SCRATCH.close)
 
 
@@ -62,12 +62,12 @@ def naming(rule: msgspec.Struct) -> AbstractContextManager[None]:
 
 
 def class_of(base: type[Any]) -> Callable[[Mapping[str, Any], tuple[Key, ...]], type[Any] | None]:
-    """Return the function that `validation.convert` asks for the class of a table: the one in the file that its `name`
-    names, or None if it names no file.
+    """Return a function for `validation.convert` that returns the class of a table: the class in the file that the
+    table's `name` gives, or None if `name` has no file.
 
     Raises:
         InvalidValue: the class is no subclass of `base`, or the recipe names a digest that the file does not have.
-        BadInput: there is no such file or class, or the file fails to run.
+        BadInput: the file or the class does not exist, or the file fails to run.
     """
 
     def of_table(table: Mapping[str, Any], keys: tuple[Key, ...]) -> type[Any] | None:
@@ -92,8 +92,8 @@ def record(folder: Path, algo: msgspec.Struct) -> None:
 
 
 def recall(folder: Path, algo: object, bases: Mapping[str, type[Any]], *, runs: bool) -> None:
-    """Make the own rules of a recorded recipe known: their classes from the files in the run's folder, or, unless it
-    `runs` code, classes that only say what the recipe says.
+    """Register the classes of a recorded recipe's own rules: with `runs`, from the files in the run's folder; otherwise
+    no code runs, and the classes only have the recipe's settings as fields.
 
     Args:
         algo: the recipe's table `[algo]` as plain data.

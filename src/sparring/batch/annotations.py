@@ -10,8 +10,8 @@ from sparring.types import Sample
 
 
 def agreed(rows: Sequence[Sample]) -> list[Annotation]:
-    """Return the names of the annotations that all `rows` carry, sorted; refuse rows that carry different ones
-    (`SparringError`).
+    """Return the names of the annotations that all `rows` carry, sorted. Raises SparringError if rows carry different
+    annotations.
 
     A loss reads one column of values per annotation, so an annotation that one row lacks would be missing for all.
     Without `proximal`, for example, every ratio would be 1 and no token would be clipped.

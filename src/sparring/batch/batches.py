@@ -29,12 +29,12 @@ class Plan:
     Attributes:
         minibatches: optimiser steps per pass.
         seed: seed of the assignment of trajectories to steps.
-        idle_rows: also train the policy's rows whose advantages are all 0, because a part other than the advantage,
+        idle_rows: also train the policy's rows whose advantages are all 0, because a loss part without the advantage,
             such as a KL penalty, gives them a gradient.
-        whole_trajectories: also train the other branches of a trajectory with an advantage, because their tokens enter
-            its ratio.
-        learners: models that learn from the policy's rollouts, such as a critic, each with the function that makes its
-            rows. In each optimiser step their batches come before the policy's.
+        whole_trajectories: if one branch of a trajectory has an advantage, also train the trajectory's other branches,
+            because their tokens enter its ratio.
+        learners: functions that make the rows of other models, such as a critic, from the policy's rows, by model. In
+            each optimiser step the batches of these models come before the policy's batch.
         warmup_steps: number of updates at the start of the run in which only the `learners` are trained.
     """
 
@@ -59,14 +59,14 @@ async def batches(
 ) -> AsyncIterator[Batch]:
     """Yield the batches of each of `steps`, made from the next `groups_per_step` groups in their order (law 5).
 
-    A group is taken only when the batch that needs it is requested. If the groups end early, the remaining ones make a
-    last, smaller batch.
+    A group is taken only when the batch that needs it is requested. If the groups end early, the remaining groups make
+    a last, smaller batch.
 
     Args:
         groups: scored groups in admission order.
         steps: numbers of the updates to do. Update n makes version n, so a fresh run of 100 updates has range(1, 101).
         model: name of the trained model; tokens of other models are context.
-        annotators: run before credit, in this order.
+        annotators: functions that annotate samples before credit, in this order.
     """
     if groups_per_step < 1:
         raise ValueError(f"groups_per_step must be at least 1, got {groups_per_step}")
@@ -97,8 +97,8 @@ def assemble(
 
     While a critic warms up, every advantage is 0 and no batch of the policy has rows.
 
-    The last batch, which is published, carries the account and the groups. A token counts once in the account, however
-    many passes it is trained in.
+    The last batch, after which weights are published, carries the account and the groups. A token counts once in the
+    account, however often it is trained.
 
     Raises:
         SparringError: the account does not balance, or rows of one batch carry different annotations.
@@ -131,8 +131,8 @@ def _batch(step: int, model: str, rows: Sequence[Sample], totals: Mapping[str, f
 
 
 def _divide(rows: Sequence[Sample], plan: Plan, step: int) -> list[list[Sample]]:
-    """Divide an update's rows into optimiser steps: per pass the trajectories in a newly drawn order, in parts of
-    nearly equal size."""
+    """Divide an update's rows into optimiser steps: in each pass the trajectories get a new random order and are cut
+    into steps of nearly equal size."""
     if plan.minibatches == plan.passes == 1:
         return [list(rows)]
     units: dict[str, list[Sample]] = {}
@@ -152,8 +152,8 @@ def _divide(rows: Sequence[Sample], plan: Plan, step: int) -> list[list[Sample]]
 
 
 def _account(group: Group, before: Sequence[Sample], after: Sequence[Sample], model: str) -> TokenAccount:
-    """Count the tokens of one group by use. The sampled and the used tokens are counted from different data, so a lost
-    token breaks the balance."""
+    """Count the tokens of one group by use. Sampled tokens and used tokens are counted from different data, so a lost
+    token makes the two counts differ."""
     failed = sampled_tokens(group.failed, model)
     trained = sum(_trained_tokens(row) for row in after)
     account = TokenAccount(
@@ -181,8 +181,8 @@ def _policy_tokens(row: Sample) -> int:
 
 
 def _trained_tokens(row: Sample) -> int:
-    """Count the tokens of `_policy_tokens` that have a gradient: in the policy term those with an advantage other than
-    0, in the preference term all of a row with a label other than 0, in the distill term all."""
+    """Count the tokens of `_policy_tokens` that have a gradient. Policy term: tokens with an advantage other than 0.
+    Preference term: all tokens of a row with a label other than 0. Distill term: all tokens."""
     if row.label is not None:
         return _policy_tokens(row) if row.label else 0
     if "policy" not in row.weights and "distill" in row.weights:

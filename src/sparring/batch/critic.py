@@ -18,7 +18,7 @@ def value_rows(rows: Sequence[Sample]) -> list[Sample]:
 
     The critic's loss is thus a mean over all steps of the rollouts in the update. The value at a token belongs to the
     context before it, the state in which the token was sampled. Sampling data (log-probabilities, kept sets, biases) is
-    not copied. A row without an annotation of `NEEDS` is refused (`SparringError`).
+    not copied. Raises SparringError for a row without an annotation of `NEEDS`.
     """
     return [_row(row) for row in rows if any(row.weights.get("policy", ()))]
 

@@ -17,8 +17,8 @@ def demonstration(tokens: Sequence[int], sampled: Sequence[bool], id: str) -> Sa
         sampled: [T] True for tokens of an assistant body or its end (`protocols.Rendered.sampled`).
 
     Raises:
-        BadInput: `tokens` and `sampled` differ in length, no token is marked, or the first token is, which no earlier
-            token predicts.
+        BadInput: `tokens` and `sampled` differ in length, no token is marked, or the first token is marked, which no
+            earlier token predicts.
     """
     if len(tokens) != len(sampled):
         raise refusal(f"demonstration {id}", f"{len(tokens)} marks", str(len(sampled)), "mark every rendered token")

@@ -9,12 +9,12 @@ from sparring.types import Sample
 
 
 def denominators(rows: Iterable[Sample], *, policy: float | None = None) -> dict[str, float]:
-    """Sum the weights of each term over all rows of an update, rounded correctly whatever their order; `policy`
-    replaces the policy term's sum. A sum of 0 or less is refused (`ValueError`).
+    """Sum the weights of each term over all rows of an update, rounded correctly, so that the order of rows does not
+    matter. `policy`, if given, replaces the policy term's sum. Raises ValueError for a sum of 0 or less.
 
-    With weights of 1 the sum is the number of tokens (token mean); with weights that sum to 1 per trajectory it is the
-    number of trajectories (sequence mean). A term without weighted tokens is absent. Rows with label 0, which are
-    judged but not trained, do not count.
+    With weights of 1 the sum is the number of tokens (token mean); with weights that sum to 1 per trajectory, the
+    number of trajectories (sequence mean). A term without weighted tokens is absent. Rows with label 0, which are only
+    evaluated and not trained, do not count.
     """
     weights: dict[str, list[float]] = {}
     for row in rows:

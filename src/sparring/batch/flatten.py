@@ -34,7 +34,8 @@ def flatten(group: Group, model: str) -> list[Sample]:
 
 
 def sampled_tokens(rollouts: Iterable[Rollout], model: str, label: Label | None = None) -> int:
-    """Count the tokens that `model` sampled in these rollouts, each segment once; only those with `label` if given."""
+    """Count the tokens that `model` sampled in these rollouts, each segment once. With `label`, count only tokens with
+    this label."""
     return sum(
         len(segment.tokens)
         for rollout in rollouts
@@ -95,7 +96,8 @@ def _branch(id: str, group: str, branch: Sequence[Segment], own: set[int]) -> Sa
 
 
 def _bias(segment: Segment) -> Sequence[Bias]:
-    """Return the values added to logits before each token of a segment was drawn, as `Sampling` describes."""
+    """Return, for each token of a segment, the values added to the logits before the token was drawn (see
+    `Sampling`)."""
     count, sampling = len(segment.tokens), segment.sampling
     if sampling is None:
         return ((),) * count

@@ -10,16 +10,16 @@ from sparring.batch.annotations import required
 from sparring.types import Sample
 
 NEEDS = (Annotation.REFERENCE, Annotation.RIGHT)
-"""Annotations that the model reads, written by credit: the reference's log-probabilities, and 1 or 0 for right or wrong
-rollouts."""
+"""Annotations that the reward model reads, written by credit: the reference's log-probabilities, and 1 or 0 for right
+or wrong rollouts."""
 
 
 def implicit_rows(rows: Sequence[Sample]) -> list[Sample]:
     """Return the rows for the preference term: wanted if the rollout was right, else unwanted.
 
     All branches of a trajectory are one reply with a total weight of 1; the trajectory's id is their group.
-    Temperature, kept sets and biases are copied, so log-probabilities are of the distribution that was sampled from,
-    like the reference's. A row without an annotation of `NEEDS` is refused (`SparringError`).
+    Temperature, kept sets and biases are copied, so log-probabilities are of the distribution that was sampled from, as
+    are the reference's log-probabilities. Raises SparringError for a row without an annotation of `NEEDS`.
     """
     weighted = [row for row in rows if any(row.weights.get("policy", ()))]
     lengths: Counter[str] = Counter()

@@ -14,7 +14,8 @@ SMALLEST_PIECE = 256
 MOST_EXTRA = 0.03
 """Maximum share of tokens that a split into parallel parts may duplicate; above it, no split is made."""
 UNITS_PER_PART = 4
-"""Subtrees that cost more than 1 / `UNITS_PER_PART` of a part are dealt out by branch."""
+"""Subtrees that cost more than 1 / `UNITS_PER_PART` of a part are divided into branches, which are placed one by
+one."""
 
 Subtree = tuple[int, int]
 """Range [first, last) of rows in the walk: one row, or all rows with some prefix."""
@@ -25,10 +26,10 @@ def pack(rows: Sequence[Sample], token_budget: int) -> list[list[Sample]]:
 
     Two orders are tried. The one with fewer micro-batches is taken; at equal numbers, the one with fewer computed
     tokens. The first goes row by row in lexicographic order, which splits a group only when a micro-batch is full. The
-    second places subtrees that fit the budget, the largest first; without shared prefixes this is best-fit decreasing,
-    with at most 11/9 of the optimum + 4 micro-batches (Johnson, Demers, Ullman, Garey and Graham 1974). Each unit goes
-    where it adds the fewest tokens, ties to the fullest micro-batch; a row longer than the budget gets its own. So at
-    most one micro-batch ends half empty.
+    second places subtrees of the prefix tree that fit the budget, the largest first; without shared prefixes this is
+    best-fit decreasing, with at most 11/9 of the optimum + 4 micro-batches (Johnson, Demers, Ullman, Garey and Graham
+    1974). Each row or subtree goes where it adds the fewest tokens, ties to the fullest micro-batch. A row longer than
+    the budget gets its own micro-batch. So at most one micro-batch ends half empty.
 
     The result depends only on the rows' order and tokens. Rows keep their order within a micro-batch, and micro-batches
     are ordered by their first row.
@@ -47,10 +48,10 @@ def lanes(rows: Sequence[Sample], count: int, context: float = 0.0) -> list[list
     """Cut one micro-batch into `count` parts of nearly equal cost, which one processor computes in parallel.
 
     Two ways are tried. The one whose most expensive part costs less is taken; at equal costs, the one with the lower
-    total. The first cuts the walk of rows into stretches, which splits few groups. The second deals out subtrees, the
-    most expensive first, each to the part that is cheapest with it (Graham 1969: at most 4/3 of the optimum if rows
-    share nothing). The micro-batch stays whole if a part would have fewer than `SMALLEST_PIECE` tokens, or if shared
-    prefixes, which each part computes for itself, would raise the total by more than `MOST_EXTRA`.
+    total. The first cuts the rows in lexicographic order into stretches, which splits few groups. The second gives out
+    subtrees, the most expensive first, each to the part that is then cheapest (Graham 1969: at most 4/3 of the optimum
+    if rows share nothing). The micro-batch stays whole if a part would have fewer than `SMALLEST_PIECE` tokens, or if
+    shared prefixes, which each part computes for itself, would raise the total by more than `MOST_EXTRA`.
 
     The result depends only on the rows' order and tokens, and is ordered as in `pack`. `context` is the number of
     earlier positions at which attention costs a token as much as everything else; 0 ignores the cost of attention.
@@ -63,7 +64,7 @@ def lanes(rows: Sequence[Sample], count: int, context: float = 0.0) -> list[list
 
 
 class _Part:
-    """Rows of the walk, ascending, with their total cost."""
+    """Part of the rows: their indices in the walk, ascending, and their total cost."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
@@ -71,7 +72,7 @@ class _Part:
 
 
 class _Tree:
-    """Rows as a walk through their prefix tree, with the costs of its parts.
+    """Rows in lexicographic order, a walk through their prefix tree, with the costs of subtrees.
 
     Each distinct prefix costs 1 plus the attention of its last token: the first n positions of a row cost n + n^2 / (2
     context).
@@ -106,7 +107,7 @@ class _Tree:
         return sorted(units, key=lambda unit: (-self._cost(unit), unit))
 
     def added(self, part: _Part, unit: Subtree) -> float:
-        """Return the cost that `unit` adds to `part`, which excludes the longest prefix that `part` already contains.
+        """Return the cost that `unit` adds to `part`, without the longest prefix that `part` already contains.
 
         A row outside a subtree shares the same prefix with all rows of the subtree. So it suffices to compare the rows
         of `part` just before and just after the subtree.
@@ -150,7 +151,8 @@ class _Tree:
 
 
 def _place(tree: _Tree, units: Iterable[Subtree], budget: int) -> list[_Part]:
-    """Place each unit where it adds least, ties where it leaves the least room; open a new part if it fits nowhere."""
+    """Place each unit in the part to which it adds least; for ties, in the part with the least room. Open a new part
+    for a unit that fits nowhere."""
     parts: list[_Part] = []
     for unit in units:
         costs = [(tree.added(part, unit), -part.cost, number) for number, part in enumerate(parts)]

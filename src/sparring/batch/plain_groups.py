@@ -1,4 +1,4 @@
-"""Scored groups as plain data and as our types, for tests of credit rules.
+"""Scored groups as plain data, and their conversion to the framework's types, for tests of credit rules.
 
 A group is {"members": [...], "failed": [...], "baselines": [...]}. `failed` are rewards of rollouts lost to an
 infrastructure failure, which no rule may read; `baselines` are rewards of baseline rollouts of the same task. A member
@@ -41,8 +41,8 @@ _BROKEN = Outcome(kind="infra_failed", reason="failure")
 def simple_group(
     rewards: Sequence[float], *, turns: Sequence[int] = (1,), lengths: Sequence[int] = (), **fields: Sequence[Any]
 ) -> Plain:
-    """Return a group of chats of one role. All have these `turns`, or each has one turn with its length from `lengths`;
-    `fields` are further fields of each member."""
+    """Return a group of chats of one role. All chats have these `turns`; with `lengths`, each chat has one turn of its
+    length instead. `fields` are further fields, one value for each member."""
     members = [
         {"rollout": at, "role": "policy", "reward": reward, "turns": [lengths[at]] if lengths else list(turns)}
         | {"follows": list(range(-1, len(turns) - 1)), "said": at, "tokens": {}}
@@ -65,11 +65,8 @@ def nouns(groups: Sequence[Plain]) -> tuple[list[Group], list[list[Sample]]]:
 def by_member(
     groups: Sequence[Plain], samples: Sequence[Sequence[Sample]], name: Annotation | None = None
 ) -> list[list[list[float]] | None]:
-    """Return the advantages, or the annotation `name`, of each member's tokens, in the order of time.
-
-    Raises:
-        AssertionError: a token has weight in no row or in several, or a token without weight has an advantage.
-    """
+    """Return the advantages, or the values of annotation `name`, of each member's tokens, in the order of time. Raises
+    AssertionError if a token has weight in no row or in several, or a token without weight has an advantage."""
     read: list[list[list[float]] | None] = []
     for at, (plain, rows) in enumerate(zip(groups, samples, strict=True)):
         if not rows:
@@ -168,7 +165,7 @@ def _trajectory(id: str, member: Plain, outcome: Outcome) -> Trajectory:
 
 
 def _values(plain: Plain, row: Sample) -> dict[str, dict[int, float]]:
-    """Return, by name, the value of each sampled token id of the row's member."""
+    """Return, by name of a token value, the value of each sampled token of the row's member, by token id."""
     [member] = [m for m in plain["members"] if _trajectory_id(row.group, m) == row.trajectory]
     return {name: {_first(member) + at: value for at, value in enumerate(of)} for name, of in member["tokens"].items()}
 

@@ -90,7 +90,7 @@ def labelled_steps(tokens: Sequence[int], ends: Mapping[int, float], *, id: str)
 
 
 def mismatched(row: Sample, other: Sample, longest: int) -> Sample:
-    """Join the prompt of `row` and the reply of `other`, cut to `longest` tokens, for KTO's estimate of the KL."""
+    """Return the row of `row`'s prompt and `other`'s reply, cut to `longest` tokens, for KTO's estimate of the KL."""
     first, start = (
         next(position for position, weight in enumerate(r.weights["preference"]) if weight) for r in (row, other)
     )
@@ -100,10 +100,10 @@ def mismatched(row: Sample, other: Sample, longest: int) -> Sample:
 
 
 def preference_batch(units: Sequence[Sequence[Sample]], *, step: int, model: str) -> Batch:
-    """Return the batch of one optimiser step on units, such as pairs, of this module's rows. Nothing was sampled, so
-    the account is empty.
+    """Return the batch of one optimiser step on `units`, such as pairs, each with rows of this module. Nothing was
+    sampled, so the account is empty.
 
-    A unit that occurs twice, because one epoch ends and the next begins, counts as two: groups get new names.
+    A unit that occurs twice, because one epoch ends and the next begins, counts as two units: groups get new names.
     """
     rows = [replace(row, group=f"{number}/{row.group}") for number, unit in enumerate(units) for row in unit]
     return Batch(step=step, model=model, rows=tuple(rows), denominators=denominators(rows), publish=False)

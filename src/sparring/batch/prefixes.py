@@ -1,4 +1,4 @@
-"""Sequences as a walk through their prefix tree, in which a shared prefix is stored and computed once."""
+"""Sequences in lexicographic order, a walk through their prefix tree. A shared prefix is stored and computed once."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class PrefixLayout:
-    """B sequences over N tokens, one per distinct prefix. Sequence b of the walk is the first shared[b] tokens of
-    sequence b - 1, followed by tokens[cu_seqlens[b]:cu_seqlens[b + 1]]."""
+    """B sequences stored as N tokens, one per distinct prefix. In lexicographic order, sequence b is the first
+    shared[b] tokens of sequence b - 1, followed by tokens[cu_seqlens[b]:cu_seqlens[b + 1]]."""
 
     tokens: np.ndarray
     """[N] int64 ids."""
@@ -67,7 +67,8 @@ def _words(sequence: Sequence[int] | np.ndarray) -> bytes:
 
 
 def _common(a: bytes, b: bytes) -> int:
-    """Count the leading words that two sequences share: those above the highest bit in which they differ as numbers."""
+    """Count the leading 32-bit words that two encoded sequences share: those above the highest bit in which the two
+    differ as numbers."""
     length = min(len(a), len(b))
     differs = int.from_bytes(a[:length], "big") ^ int.from_bytes(b[:length], "big")
     return (8 * length - differs.bit_length()) // 32

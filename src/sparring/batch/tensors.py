@@ -28,8 +28,8 @@ class MicroBatch:
     row, in the order of the rows given: one position can predict several weighted tokens, and a token that several rows
     train occurs once for each.
 
-    A row is cut before its last weighted token, since later tokens predict nothing that is trained. A policy token with
-    an advantage of exactly 0 has no gradient and is not a weighted token.
+    A row is cut before its last weighted token, since that token and later ones predict nothing that is trained. A
+    policy token with an advantage of exactly 0 has no gradient and is not a weighted token.
     """
 
     tokens: torch.Tensor
@@ -41,7 +41,8 @@ class MicroBatch:
     shared: torch.Tensor
     """[B] int32 number of tokens that row b of the walk shares with row b - 1."""
     predicting: torch.Tensor
-    """[M] int64 index among the N tokens of the one before the weighted token, whose output predicts it."""
+    """[M] int64 index, among the N tokens, of the token before the weighted token; the output there predicts the
+    weighted token."""
     targets: torch.Tensor
     """[M] int64 ids of the weighted tokens."""
     rows: torch.Tensor
@@ -60,8 +61,8 @@ class MicroBatch:
     kv_versions: torch.Tensor
     """[M] int64 oldest weight version of the keys and values that the token attended to; -1 if it was not sampled."""
     temperature: torch.Tensor
-    """[M] float32 sampling temperature of the row; 1 for tokens with weight only in the imitate term, which raises
-    probabilities of the model's own distribution."""
+    """[M] float32 sampling temperature of the row; 1 for tokens with weight only in the imitate term, which trains the
+    distribution at temperature 1."""
     kept: tuple[torch.Tensor, torch.Tensor] | None
     """Kept sets: offsets [M + 1] int64 and ids [K] int32. Token m was drawn from ids[offsets[m]:offsets[m + 1]],
     ascending; an empty set is the whole vocabulary. None if all sets are empty."""
@@ -93,7 +94,7 @@ def micro_batch(
     idle_tokens: bool = False,
 ) -> MicroBatch:
     """Lay rows out as tensors on `device`, with the terms of `denominators`. Rows without a weighted token are left
-    out; if all are, N = B = M = 0. `idle_tokens` keeps policy tokens with an advantage of 0."""
+    out; without any row left, N = B = M = 0. `idle_tokens` keeps policy tokens with an advantage of 0."""
     terms = sorted(denominators)
     names = agreed(rows)
     flat = _Flat(rows)
@@ -148,7 +149,8 @@ def _number_names(names: Sequence[str]) -> np.ndarray:
 
 
 class _Flat:
-    """Rows end to end, T tokens in total; a column of values per token is filled row by row, then used as a whole."""
+    """Rows joined end to end, T tokens in total. A column has one value per token; it is filled row by row, then used
+    as a whole."""
 
     def __init__(self, rows: Sequence[Sample]) -> None:
         self.rows = rows
@@ -178,8 +180,8 @@ def _weights(flat: _Flat, terms: Sequence[str]) -> np.ndarray:
 
 
 def _temperature(flat: _Flat, terms: Sequence[str], weights: np.ndarray) -> np.ndarray:
-    """Return the temperatures [T] of `MicroBatch.temperature`. `weights` still include tokens with an advantage of 0,
-    so that these keep their sampling temperature."""
+    """Return temperatures [T] as in `MicroBatch.temperature`. `weights` must still include tokens with an advantage of
+    0, so that these tokens keep their sampling temperature."""
     sampled = [values for term, values in zip(terms, weights, strict=True) if term != "imitate"]
     imitated = [values for term, values in zip(terms, weights, strict=True) if term == "imitate"]
     temperatures = flat.of_each([row.temperature for row in flat.rows], np.float32)
@@ -194,7 +196,8 @@ def _mask_idle(flat: _Flat, terms: Sequence[str], weights: np.ndarray) -> np.nda
 
 
 def _turns(flat: _Flat, marked: np.ndarray) -> np.ndarray:
-    """Number the runs of `marked` tokens [T], which end with their row; a token between runs has the number before."""
+    """Number the runs of `marked` tokens [T]; a run ends with its row. A token between runs has the earlier run's
+    number."""
     begins = marked & ~np.concatenate(([False], marked[:-1]))
     begins[flat.offsets[:-1][flat.lengths > 0]] |= marked[flat.offsets[:-1][flat.lengths > 0]]
     numbers: np.ndarray = np.maximum(begins.cumsum() - 1, 0)
@@ -202,7 +205,7 @@ def _turns(flat: _Flat, marked: np.ndarray) -> np.ndarray:
 
 
 def _kept_sets(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return the kept sets of the `chosen` [M] of T tokens, end to end."""
+    """Return the kept sets of the `chosen` tokens, indices [M] into the T tokens, as `MicroBatch.kept`."""
     if all(row.kept is None for row in flat.rows):
         return None
     per_token = [ids for row in flat.rows for ids in (row.kept.rows if row.kept else (b"",) * len(row.tokens))]
@@ -247,8 +250,8 @@ def _teachers(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> di
 
 
 def _layout_and_predictors(flat: _Flat, chosen: np.ndarray) -> tuple[PrefixLayout, np.ndarray]:
-    """Return the layout of all rows, each up to its last weighted token, and the layout index that predicts each
-    `chosen` token [M]."""
+    """Return the layout of the rows with weighted tokens, each cut before its last one, and the layout index [M] that
+    predicts each `chosen` token."""
     counts = np.diff(np.searchsorted(chosen, flat.offsets))
     starts = flat.offsets[:-1][counts > 0]
     ends = chosen[counts.cumsum()[counts > 0] - 1]

@@ -1,4 +1,4 @@
-"""Units of rows that a loss compares, such as the two sides of a pair, in micro-batches of bounded size."""
+"""Units of rows that a loss compares, such as the two sides of a pair. Each unit stays in one bounded micro-batch."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def units(rows: Sequence[Sample], paired: Set[str]) -> list[RowUnit]:
 def pack_units(rows: Sequence[Sample], token_budget: int, paired: Set[str]) -> list[list[Sample]]:
     """Pack rows like `pack`, without splitting a unit.
 
-    Units of several rows are placed first-fit, and a prefix that two units share counts for both. So a micro-batch may
-    be smaller than necessary, but exceeds `token_budget` only if a single unit does.
+    Units of several rows are placed first-fit, and a prefix that two units share counts twice. So a micro-batch may be
+    smaller than necessary, but exceeds `token_budget` only if a single unit does.
     """
     all_units = units(rows, paired)
     if len(all_units) == len(rows):

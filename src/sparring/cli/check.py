@@ -27,7 +27,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check and print one line per finding."""
+    """Check a recipe and print what was found, one fact per line; return 0."""
     from sparring.cli.recipe import load_recipe
     from sparring.launch.run import check_recipe
     from sparring.observe.terminal import say

@@ -93,7 +93,7 @@ def _environment(args: argparse.Namespace) -> list[str]:
 
 
 def _settings(args: argparse.Namespace) -> dict[str, str]:
-    """Return the overrides that stand for options, each with its option as the user wrote it."""
+    """Return the recipe overrides of the given options, each with the option as the user wrote it."""
     keys = {"tasks": "tasks={}", "samples": "samples={}", "k": "ks=[{}]"}
     given = {option: getattr(args, option) for option in keys if getattr(args, option) is not None}
     return {f"eval.{keys[option].format(value)}": f"--{option} {value}" for option, value in given.items()}

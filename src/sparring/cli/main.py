@@ -1,7 +1,7 @@
 """`sparring VERB ...`: parses the command line and turns errors into messages and exit codes.
 
 Exit codes: 0 done, 1 it failed while running, 2 the input or the machine is refused, 75 ended by SIGTERM or SIGUSR1
-(`run` and `eval`; the same command goes on), 130 interrupted.
+(`run` and `eval`; the same command resumes), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb and return its exit code. `argv` is what stands after the program's name; None takes the process's
-    own."""
+    """Run one verb and return its exit code. `argv`: arguments after the program's name; None uses those of the
+    process."""
     if argv is None:  # this process is the program
         gc.set_threshold(YOUNG_OBJECTS)
         share_freed_memory()
@@ -111,9 +111,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def guarded(verb: Callable[[], int], command: str, ending: Ending | None = None) -> int:
-    """Call `verb` and return its exit code. An interrupt, a signal that ends a command which can go on, a full disk, a
-    path that cannot be opened or an error of Sparring becomes a message on stderr and an exit code; a closed output
-    pipe becomes exit code 1. Any other exception is raised.
+    """Call `verb` and return its exit code. An interrupt, a signal that ends a resumable command, a full disk, a path
+    that cannot be opened or an error of Sparring becomes a message on stderr and an exit code; a closed output pipe
+    becomes exit code 1. Any other exception is raised.
 
     Args:
         command: command line of the user, quoted in the advice of error messages.

@@ -1,4 +1,4 @@
-"""Arguments of the commands that take a recipe, and its config."""
+"""Command-line arguments for a recipe, and its config."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _steps(text: str) -> tuple[int | None, int | None]:
-    """Parse `A:B`; either may be missing, and one number is one step."""
+    """Parse `A:B` as first and last step; A or B may be missing, and a number alone is one step."""
     first, colon, last = text.partition(":")
     try:
         bounds = int(first) if first else None, int(last) if last else None

@@ -25,7 +25,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the report or the curves and print their place, or serve the page."""
+    """Write the report or the curves and print their path, or serve the page."""
     from sparring.observe.terminal import say
 
     if args.serve:

@@ -1,5 +1,4 @@
-"""`UnsavedCalls`: calls of a trainer since its last checkpoint, which ranks that replace lost ones are called with
-again."""
+"""`UnsavedCalls`: calls of a trainer since its last checkpoint. Ranks that replace lost ranks get these calls again."""
 
 from __future__ import annotations
 
@@ -12,11 +11,11 @@ from sparring.errors import StoreError, boundary
 from sparring.types import CheckpointRef
 
 BACKWARD, STEP = "forward_backward", "step"
-"""Calls that change a trainer."""
+"""Names of the calls that change a trainer."""
 
 
 class UnsavedCall(NamedTuple):
-    """Call whose data is in the file. `failed`: it raised an error, and so will again."""
+    """Call whose data is in the file of `UnsavedCalls`. `failed`: the call raised an error, and will do so again."""
 
     method: str
     offset: int
@@ -25,8 +24,8 @@ class UnsavedCall(NamedTuple):
 
 
 class UnsavedCalls:
-    """Calls that changed a trainer since its last checkpoint `base` (None: the model's folder), with their data in a
-    file without a name."""
+    """Calls that changed a trainer since its last checkpoint `base` (None: since the model was loaded), with their data
+    in an unnamed temporary file."""
 
     def __init__(self) -> None:
         self.base: CheckpointRef | None = None
@@ -48,8 +47,8 @@ class UnsavedCalls:
         return sum(call.method == STEP for call in self._calls)
 
     def write(self, method: str, data: bytes) -> UnsavedCall:
-        """Write a call before it is made, so that a full disk (`StoreError`) fails a call that has changed nothing.
-        `add` keeps it."""
+        """Write a call to the file before the call is made; `add` then keeps it. Raises StoreError if the disk is full,
+        when the call has changed nothing yet."""
         rest, at = memoryview(data), self._end
         folder = tempfile.gettempdir()
         with boundary(StoreError, f"temporary files in {folder}", f"room for {len(data)} bytes", "free some space"):
@@ -64,15 +63,15 @@ class UnsavedCalls:
         self._end = call.offset + call.length
 
     def failed(self, call: UnsavedCall) -> None:
-        """Record a call that raised an error. After a failed `forward_backward` a trainer has no gradients, so
-        the ones since the last step are dropped: what failed once for lack of memory need not fail again."""
+        """Record a call that raised an error. A failed `step` is kept. After a failed `forward_backward` a trainer has
+        no gradients, so all calls since the last step are dropped."""
         if call.method == STEP:
             self.add(call._replace(failed=True))
         else:
             del self._calls[self._stepped :]
 
     def saved(self, base: CheckpointRef) -> None:
-        """Drop all calls up to the last step, because a checkpoint has what they did."""
+        """Drop all calls up to the last step, because the new checkpoint `base` contains their effects."""
         self.base = base
         del self._calls[: self._stepped]
         if not self._calls:
@@ -80,7 +79,7 @@ class UnsavedCalls:
             self._end = 0
 
     def restored(self, base: CheckpointRef) -> None:
-        """Drop all calls, because a checkpoint has taken the place of what they did."""
+        """Drop all calls, because the trainer was restored to the checkpoint `base`."""
         self._calls.clear()
         self.saved(base)
 

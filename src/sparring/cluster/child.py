@@ -1,6 +1,6 @@
-"""`ChildProcess`: a process of this machine that ends with the one that starts it.
+"""`ChildProcess`: a process on this machine that ends when the process that started it ends.
 
-Whatever runs elsewhere is one: engines and ranks are children of the run or, on Ray, of an actor on their node.
+Engines and ranks are such children: of the run or, on Ray, of an actor on their node.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ LOG_BYTES = 2000
 
 
 class ChildProcess:
-    """Process whose standard input and output are a socket. It has to end when its input does, which also ends with
-    this process.
+    """Child process whose standard input and output are a socket. The child has to end when its input ends; the input
+    ends at the latest with this process.
 
     Args:
-        log: file that gets its standard error; None for one without a name.
-        environment: its environment variables; None for those of this process.
+        log: file that gets the child's standard error; None for an unnamed temporary file.
+        environment: environment variables of the child; None for those of this process.
 
     Attributes:
         socket: this end of the socket.
@@ -68,12 +68,12 @@ class ChildProcess:
         self._process.kill()
 
     def end_input(self) -> None:
-        """End its input, which asks it to end."""
+        """End the child's input, which asks the child to end."""
         with suppress(OSError):  # it has ended, or this was called before
             self.socket.shutdown(socket.SHUT_WR)
 
     def close(self, within_s: float) -> None:
-        """End the process, which is killed after `within_s` seconds. Safe to call twice."""
+        """Ask the process to end, and kill it if it has not ended after `within_s` seconds. Safe to call twice."""
         self.end_input()
         self.wait(within_s)
         self._process.kill()
@@ -82,11 +82,11 @@ class ChildProcess:
         self._log.close()
 
     def exit_status(self) -> str:
-        """Return the exit status of a process that has ended and the end of its log, in words."""
+        """Return a text with the exit status of an ended process and the end of its log."""
         return f"exit status {self._process.returncode}{self.log_end()}"
 
     def log_end(self) -> str:
-        """Return the end of the log, in words that continue a sentence."""
+        """Return the end of the log as a text that continues a sentence."""
         size = os.fstat(self._log.fileno()).st_size
         # not read through the file, whose position the process shares
         text = os.pread(self._log.fileno(), LOG_BYTES, max(0, size - LOG_BYTES)).decode(errors="replace").strip()
@@ -94,7 +94,7 @@ class ChildProcess:
 
 
 def parents_socket() -> int:
-    """Return the descriptor of the parent's socket, in the child. What libraries print goes to the log from now on."""
+    """Return the descriptor of the parent's socket, in the child. From now on, printed output goes to the log."""
     own = os.dup(0)
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

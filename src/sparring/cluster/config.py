@@ -17,19 +17,19 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """`[cluster]`: processes of the run. None of these settings changes a sampled token or a weight."""
 
     kind: Literal["inline", "local", "ray"] = "inline"
-    """inline: trainer and engine in the run's process; local: engines of the policy in processes of their own on this
-    machine; ray: such processes on the nodes of a Ray cluster. They are started with the first stage that samples,
-    serve the later ones too, and are started again when they die."""
+    """inline: trainer and engine in the run's process; local: engines of the policy in separate processes on this
+    machine; ray: such processes on the nodes of a Ray cluster. Engine processes start with the first stage that
+    samples, serve the later stages too, and are restarted when they die."""
 
     engines: int = 1
-    """Number of engine processes; they share the requests (docs/engine/fleet.md)."""
+    """Number of engine processes; the requests are distributed among them (docs/engine/fleet.md)."""
 
     engine_threads: int = 0
     """Number of CPU threads of each engine process; 0: those of `run.threads` divided among the engines."""
 
     ranks: int = 1
-    """Number of processes that train each model together, with kind "local" or "ray". They share its optimiser: a
-    process holds its share of gradients, master weights and moments (docs/cluster.md)."""
+    """Number of processes (ranks) that train each model together, with kind "local" or "ray". Each rank holds a shard
+    of the optimiser: gradients, master weights and moments (docs/cluster.md)."""
 
     rank_threads: int = 0
     """Number of CPU threads of each of several ranks; 0: those of `run.threads` divided among the ranks."""
@@ -40,22 +40,22 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     (docs/cluster.md)."""
 
     shard: Literal["optimiser", "parameters"] = "optimiser"
-    """What the ranks share. optimiser: gradients, master weights and moments; parameters: the model's parameters too,
-    which are gathered for one layer at a time. The latter is for models of the Llama family that are trained as a
-    whole, without a moving average, and needs several ranks."""
+    """What is divided among the ranks. optimiser: gradients, master weights and moments; parameters: also the model's
+    parameters, which are gathered for one layer at a time. "parameters" is for models of the Llama family that are
+    trained as a whole, without a moving average, and needs several ranks."""
 
     timeout_s: float = 30.0
-    """Time after which a trainer's rank without a sign of life counts as standing still, in seconds. All ranks are then
-    replaced, as when one dies, and train the steps since the last checkpoint again."""
+    """Seconds without a sign of life after which a trainer's rank counts as hanging. All ranks are then replaced, as
+    when a rank dies, and train the steps since the last checkpoint again."""
 
     start_timeout_s: float = 300.0
     """Time limit for an engine process, or for the trainer's ranks, to load the model and to answer, in seconds."""
 
     address: str = "auto"
-    """Address of the Ray cluster, `host:port`; auto: the one that this machine belongs to."""
+    """Address of the Ray cluster, `host:port`; auto: the cluster that this machine belongs to."""
 
     wait_s: float = 60.0
-    """Seconds that the Ray cluster has to provide what engines and ranks need."""
+    """Seconds to wait until the Ray cluster has enough processors for engines and ranks."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.engines <= MOST_ENGINES:

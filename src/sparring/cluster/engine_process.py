@@ -1,4 +1,4 @@
-"""`EngineProcess`: a `sparring serve` that a run starts for itself, and starts again when it dies."""
+"""`EngineProcess`: a `sparring serve` process that a run starts for itself, and restarts when it dies."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from sparring.errors import EngineError
 from sparring.kernels.devices import VISIBLE
 
 KEY = "SPARRING_ENGINE_KEY"
-"""Environment variable with the key that a run draws for its engines."""
+"""Environment variable with the random API key that a run generates for its engines."""
 
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
-"""Seconds of the first pause and of the longest one."""
+"""Seconds of the first and of the longest pause before a restart."""
 
 MOST_DEATHS = 6
-"""Number of deaths in a row, without a reply in between, after which a process is not started again."""
+"""Number of deaths without a reply in between after which a process is not restarted."""
 
 END_S = 30.0
 """Seconds that a process may take to end."""
 
 
 class DeadEngine(EngineError):
-    """The process of an engine dies again and again, and is not started any more."""
+    """Error of an engine whose process has died `MOST_DEATHS` times in a row and is not restarted any more."""
 
 
 def serving(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the command of a server that ends with the run. `words` are the arguments of `sparring serve`, without
-    address and key."""
+    """Return the command line of a server that ends with the run. `words` are the arguments of `sparring serve`,
+    without address and key."""
     return (
         *(sys.executable, "-P", "-m", "sparring.cli.main", "serve", *words),  # -P: not the modules of this folder
         *("--api-key-env", KEY, "--until-input-ends"),
@@ -39,12 +39,12 @@ def serving(words: Sequence[str]) -> tuple[str, ...]:
 
 
 class EngineProcess:
-    """Server of an engine on a port of this machine, which ends with this process. Implements `PlacedEngine`: nothing
-    gives way to it, so `last` has no effect.
+    """Server process of an engine on a port of this machine, which ends with this process. Implements `PlacedEngine`;
+    the argument `last` of `find` has no effect.
 
     Args:
-        command: program and arguments, without its port. Its first line ends with its address.
-        gpu: name of its GPU for `VISIBLE`; "" for those of this process.
+        command: program and arguments, without the port. The first line of its output has to end with its address.
+        gpu: GPU of the server, as the value of the variable `VISIBLE`; "" for the GPUs of this process.
         pause_s: seconds between the first death and the next start; each further death in a row doubles them.
 
     Attributes:
@@ -112,7 +112,7 @@ class EngineProcess:
                 self._process = self._start()
 
     def _read(self) -> None:
-        """Read the server's output to its end; the first line ends with its address."""
+        """Read the server's output to the end; the first line ends with the server's address."""
         with self._process.socket.makefile("rb") as output:
             for line in output:
                 with self._changed:
@@ -121,7 +121,7 @@ class EngineProcess:
                     self._changed.notify_all()
 
     def _count_death(self) -> float | None:
-        """Return the seconds until the next start; None if there is none."""
+        """Count a death of the process; return the seconds until the next start, None if it is not restarted."""
         with self._changed:
             self._answers, self._deaths = False, self._deaths + 1
             if self._ended.is_set():

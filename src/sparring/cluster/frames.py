@@ -1,4 +1,4 @@
-"""Frames between two processes: a length in 8 bytes, then as many bytes."""
+"""Frames, the messages between two processes: a length in 8 bytes, then as many bytes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import time
 
 LENGTH = struct.Struct("<Q")
 AT_ONCE = 1 << 20
-"""Bytes that are written or read at once."""
+"""Maximum number of bytes of one read or write call."""
 
 
 class StandsStill(OSError):
-    """The other end has neither written nor read for too long."""
+    """Error: the process at the other end has not written, or not read, for too long."""
 
 
 def send(pipe: int, data: bytes, silent_s: float | None = None) -> None:
-    """Write a frame to a file descriptor. If the other end reads nothing for `silent_s` seconds, raise `StandsStill`;
-    None waits for ever."""
+    """Write a frame to a file descriptor. Raises StandsStill if the other process reads nothing for `silent_s` seconds;
+    with None there is no limit."""
     os.set_blocking(pipe, silent_s is None)
     for part in (LENGTH.pack(len(data)), data):
         rest = memoryview(part)
@@ -29,8 +29,8 @@ def send(pipe: int, data: bytes, silent_s: float | None = None) -> None:
 
 
 def receive(pipe: int, silent_s: float | None = None) -> bytes:
-    """Read a frame from a file descriptor; raise `EOFError` if the stream ends before it. If the other end writes
-    nothing for `silent_s` seconds, raise `StandsStill`; None waits for ever."""
+    """Read a frame from a file descriptor. Raises EOFError if the stream ends before the end of the frame, and
+    StandsStill if the other process writes nothing for `silent_s` seconds; with None there is no limit."""
     (length,) = LENGTH.unpack(_read(pipe, LENGTH.size, silent_s))
     return bytes(_read(pipe, length, silent_s))
 

@@ -1,4 +1,4 @@
-"""`cluster = "inline"`: trainer and engine in this process, each on a thread of its own, without servers."""
+"""`cluster.kind = "inline"`: trainer and engine in this process, each on its own thread, without servers."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ if TYPE_CHECKING:
 
 
 class InlineCluster:
-    """Cluster that creates the parts of a run in this process. Implements `protocols.Cluster`.
+    """Cluster that creates trainers and engines of a run in this process. Implements `protocols.Cluster`.
 
     Args:
         engine: config of `[engine]`, for the policy. Other models use its settings if they are a native engine's.
         device: resolved device, `cpu` or `cuda`.
         threads: number of CPU threads of the trainer and of the engine each, at least 1.
-        tell: called, in any thread, with the stage in which something happens to a part, a sentence and its facts.
+        tell: called, in any thread, when a trainer or engine starts, is lost or comes back: with the stage, a sentence
+            for the log, and facts as data.
 
     Attributes:
-        engine_of: config of each model's engine.
-        report: called, in any thread, when something happens to a part.
+        engine_of: config of the engine of each model.
+        report: `tell` for the present stage: called with a sentence and facts.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class InlineCluster:
         return self.add_trainer(self.parts(name, path, plan).trainer())
 
     def parts(self, name: str, path: str, plan: TrainPlan) -> TrainerParts:
-        """Return what a trainer is made of."""
+        """Return the data from which `TrainerParts.trainer` makes the trainer of a model."""
         return TrainerParts(
             name=name,
             path=path,
@@ -86,7 +87,7 @@ class InlineCluster:
         )
 
     def add_trainer(self, trainer: LocalTrainer | RankTrainer) -> Trainer:
-        """Take a trainer, wherever it computes, until the stage ends; return it as the stage gets it."""
+        """Keep a trainer, wherever it computes, to close it after the stage. Return the trainer for the stage."""
         self._trainers.append(trainer)
         return trainer if self._turns is None else self._turns.training(trainer)
 
@@ -98,7 +99,8 @@ class InlineCluster:
         return self.add_engine(name, kinds[self.engine_of[name].kind](name, path))
 
     def add_engine(self, name: str, engine: Engine) -> Engine:
-        """Take the engine of a model, wherever it is, until the stage ends; return it as the stage gets it."""
+        """Keep the engine of a model, wherever it runs, to close it after the stage. Return the engine for the
+        stage."""
         self._engines.append(engine)
         return self._turns.serving(engine) if self._turns is not None and name == POLICY else engine
 
@@ -145,13 +147,10 @@ class InlineCluster:
     def fleet(
         self, name: str, path: str, urls: Sequence[str], key: str, keeper: Keeper[RemoteEngine] | None = None
     ) -> Fleet[RemoteEngine]:
-        """Connect to the servers of a model and send them its weights. A run has checked that all answer before its
-        first stage; one that does not answer now joins the fleet when it does. Without a `keeper` the servers are the
-        user's.
-
-        Raises:
-            BadInput: no server answers, or one does not fit.
-        """
+        """Connect to the servers of a model and send them its weights. A run has checked before its first stage that
+        all servers answer; a server that does not answer now joins the fleet later. `keeper` restarts the servers; None
+        if the user started them. Raises BadInput if no server answers, or a server does not fit the model or
+        `[engine]`."""
         from sparring.engine.adapters.remote import RemoteEngine
         from sparring.engine.adapters.remote_client import check_distinct
         from sparring.engine.fleet import Fleet
@@ -184,8 +183,8 @@ class InlineCluster:
         return Fleet(there, absent=absent, room=room, silent_s=silent_s, keeper=keeper, report=report)
 
     def _send_first(self, name: str, path: str, engines: Sequence[RemoteEngine]) -> None:
-        """Check servers of a model, and send them its weights as version 0. A server without a model gets the model's
-        files first. Blocks."""
+        """Check the servers of a model, and send them the model's weights as version 0. A server without a model gets
+        the model's files first. Blocks."""
         from sparring.model.hub import base_folder
 
         spec = self.models[name]
@@ -210,7 +209,7 @@ class InlineCluster:
             await self._close_parts()
 
     async def close(self) -> None:
-        """Close every part and its threads. Safe to call twice."""
+        """Close every trainer and engine and their threads. Safe to call twice."""
         await self._close_parts()
 
     async def _close_parts(self) -> None:

@@ -1,4 +1,4 @@
-"""`KeptEngines`: the engine processes of a fleet, which stay up between stages and are started again when they die."""
+"""`KeptEngines`: the engine processes of a fleet, which stay up between stages and are restarted when they die."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ class PlacedEngine(Protocol):
     """Engine process, wherever it runs."""
 
     def find(self, within_s: float, last: bool = False) -> str:
-        """Wait at most `within_s` seconds until the server answers, and return its address; it may have been started
-        again elsewhere.
+        """Wait at most `within_s` seconds until the server answers, and return its address, which may differ after a
+        restart.
 
         Args:
-            last: whether no other engine of the run serves, so that ranks give way to it if it finds no place.
+            last: whether no other engine of the run serves. Ranks are then ended if this engine finds no free
+                processors.
 
         Raises:
-            DeadEngine: it is not started any more. One that dies before its first answer is not started again.
-            EngineError: it is late.
+            DeadEngine: the process is not restarted any more. A process that dies before its first answer is never
+                restarted.
+            EngineError: the server did not answer in time.
         """
 
     def kill(self) -> None:
-        """Kill the process that `find` found last, if it is still the present one; another one is started."""
+        """Kill the process that `find` found last, unless it was replaced since. A new process is then started."""
 
     def replied(self) -> None:
         """Reset the count of deaths in a row: the process has answered a request."""
@@ -45,16 +47,16 @@ class PlacedEngine(Protocol):
 
 
 class KeptEngines:
-    """Engine processes of one fleet after another. Implements `Keeper`.
+    """Engine processes that serve the fleets of several stages, one after the other. Implements `Keeper`.
 
     Args:
-        words: arguments of `sparring serve` that a later fleet must have too, to use the processes again.
-        within_s: seconds that a process has to start.
-        dead: called, in any thread, with the error of a process that does not start when no other one serves.
-        report: called, in any thread, when a process does not start and others serve.
+        words: arguments of `sparring serve`. A later fleet can use the processes again only if its arguments are equal.
+        within_s: seconds within which a process has to start.
+        dead: called, in any thread, with the error of a process that does not start while no other process serves.
+        report: called, in any thread, when a process does not start while others serve.
 
     Attributes:
-        fleet: fleet of the processes; None before the first.
+        fleet: fleet that uses the processes, or used them last; None before the first fleet.
     """
 
     def __init__(
@@ -84,11 +86,9 @@ class KeptEngines:
         return self.fleet is not None and self.fleet.metrics["engines_now"] > 0
 
     def find(self, ready: Ready = lambda number, url: None) -> list[str]:
-        """Wait until all processes answer, and return their addresses; tell `ready`, in any thread, of each.
-
-        Raises:
-            EngineError: one does not start, or is late.
-        """
+        """Wait until all processes answer, and return their addresses. `ready` is called, in any thread, with the
+        number and address of each process that answers. Raises EngineError if a process does not start, or does not
+        answer in time."""
         deadline = time.monotonic() + self._within_s
 
         def tell(number: int, process: PlacedEngine) -> None:
@@ -117,7 +117,7 @@ class KeptEngines:
             process.close()
 
     def _replace(self, process: PlacedEngine, engine: RemoteEngine, loop: asyncio.AbstractEventLoop) -> None:
-        """Kill a process, wait until another one answers, perhaps elsewhere, and let the client follow it."""
+        """Kill a process and wait until its replacement answers; move the client `engine` to a new address."""
         process.kill()
         try:
             url = process.find(self._within_s, last=not self._serves)
@@ -137,7 +137,7 @@ class KeptEngines:
 
 
 class Ended:
-    """Context of a stage that ends with an error of another thread."""
+    """Context of a stage's work, which another thread can end with an error."""
 
     def __init__(self) -> None:
         self._error: EngineError | None = None
@@ -145,7 +145,7 @@ class Ended:
         self._lock = threading.Lock()
 
     def __call__(self, error: EngineError) -> None:
-        """Cancel the body of the context, which then raises `error`. Called in any thread."""
+        """Cancel the body of the context; the context then raises `error`. May be called in any thread."""
         with self._lock:
             first, self._error = self._error is None, self._error or error
         if first and self._end is not None:
@@ -153,7 +153,8 @@ class Ended:
 
     @asynccontextmanager
     async def within(self) -> AsyncIterator[None]:
-        """Cancel the body once a thread reports an error by calling this object, and raise that error."""
+        """Run the context's body. When a thread calls this object with an error, cancel the body and raise the
+        error."""
         loop, body = asyncio.get_running_loop(), asyncio.current_task()
         assert body is not None, "a stage runs in a task"
         self._error, self._end = None, lambda: loop.call_soon_threadsafe(body.cancel)

@@ -24,8 +24,8 @@ def compare(node: Mapping[str, str]) -> None:
 
 
 def what_computes() -> dict[str, str]:
-    """Return the versions and the kernel path of this process, which must be equal in a run, at its engines and at its
-    ranks, and the name of this node."""
+    """Return the versions and the kernel path of this process, and the name of this node. Versions and kernel path must
+    be equal in a run, its engines and its ranks."""
     import platform
     from importlib.metadata import version
 
@@ -44,8 +44,9 @@ def what_computes() -> dict[str, str]:
 
 @contextmanager
 def paths_to_see(folder: Path | None) -> Iterator[dict[str, str]]:
-    """Yield the paths that all ranks must see, and the folder that each stands for: a probe file in the run's `folder`,
-    an absolute path, and the working folder. None: nothing, because the ranks are on this machine."""
+    """Yield the paths that all ranks must see, each with the folder that it tests: a temporary file in the run's
+    `folder`, an absolute path, and the working folder. Without a folder (None) no path is needed: the ranks are on this
+    machine."""
     if folder is None:
         yield {}
         return
@@ -54,8 +55,7 @@ def paths_to_see(folder: Path | None) -> Iterator[dict[str, str]]:
 
 
 def enter_folder(paths: Sequence[str]) -> list[str]:
-    """Go to the run's working folder, the last of the paths, if it is here; return those of the paths that exist
-    here."""
+    """Change to the run's working folder, the last of `paths`, if it exists here. Return the existing `paths`."""
     seen = [path for path in paths if Path(path).exists()]
     if paths and paths[-1] in seen:
         os.chdir(paths[-1])
@@ -63,7 +63,7 @@ def enter_folder(paths: Sequence[str]) -> list[str]:
 
 
 def check_sees(node: str, seen: Sequence[str], paths: Mapping[str, str]) -> None:
-    """Refuse a node that does not see all of `paths_to_see`."""
+    """Refuse a node on which one of `paths`, from `paths_to_see`, is not in `seen`."""
     for path, folder in paths.items():
         if path not in seen:
             advice = "put it on a file system that all nodes share, or set cluster.ranks = 1"

@@ -1,4 +1,4 @@
-"""`cluster.kind = "local"` and `"ray"`: engines of the policy, and ranks of trainers, in processes of their own."""
+"""`cluster.kind = "local"` and `"ray"`: engines of the policy, and ranks of trainers, in separate processes."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ if TYPE_CHECKING:
 
 
 RAY_LOG = "ray.log"
-"""File of the run's folder with what Ray prints."""
+"""File in the run's folder for the output of Ray."""
 
 
 class ProcessCluster:
-    """Cluster whose engines of the policy are processes, and so are the ranks of its trainers if there are several; all
-    else is `here`, in this process. The log of Ray is in the run's `folder`. Implements `protocols.Cluster`."""
+    """Cluster whose engines of the policy are separate processes, as are the ranks of a trainer with several ranks. All
+    other parts are in this process, in the cluster `here`. The run's `folder` has the log of Ray. Implements
+    `protocols.Cluster`."""
 
     def __init__(self, cluster: ClusterConfig, folder: Path, here: InlineCluster) -> None:
         self._cluster, self._folder, self._here = cluster, folder, here
@@ -100,8 +101,8 @@ class ProcessCluster:
         return self._here.value_model(name, path=path)
 
     def _processes(self, words: Sequence[str]) -> KeptEngines:
-        """Return the engine processes of an earlier stage if they were started with the same arguments `words` of
-        `sparring serve`, else new ones, for which those of the earlier stage end."""
+        """Return engine processes with the arguments `words` of `sparring serve`: the earlier stage's if their
+        arguments are equal, else new ones, and the earlier processes are ended."""
         free = [kept for kept in self._kept if kept.free]
         for kept in free:
             if kept.words == words:
@@ -148,7 +149,7 @@ class ProcessCluster:
             yield
 
     async def close(self) -> None:
-        """Close every part, its threads and its processes. Safe to call twice."""
+        """Close every trainer and engine, their threads and their processes. Safe to call twice."""
         await self._here.close()
         while self._kept:
             self._kept.pop().close()
@@ -158,8 +159,8 @@ class ProcessCluster:
 
 
 def changed(config: EngineConfig) -> list[str]:
-    """Return the settings of an `[engine]` section that are not the defaults, in the form of `--set`, for a server that
-    has the section to itself."""
+    """Return the settings of `[engine]` that a server needs and that differ from the defaults, in the form of `--set`:
+    its `kind` and its tables."""
     default = EngineConfig()
     return ([] if config.kind == default.kind else [f"engine.kind={config.kind}"]) + [
         f"engine.{table}.{key}={json.dumps(value)}"

@@ -1,4 +1,4 @@
-"""Calls of a trainer as bytes: what a rank's process does with them, whatever carries them."""
+"""Calls of a trainer as bytes, and their execution in a rank's process, by whatever transport they come."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ T = TypeVar("T")
 
 
 class RankEnded(TrainerError):
-    """End of the process of rank `rank`, or of its signs of life, in a call or before it."""
+    """Error: the process of rank `rank` has ended, or gives no sign of life, in a call or before the call."""
 
     rank: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankPlan:
-    """Everything that rank `rank` of `count`, from 0, is started with; pickled, because losses are objects.
+    """Plan with which rank `rank` of `count` ranks, from 0, is started. It is pickled, because losses are objects.
 
     Attributes:
-        meeting: address of the store by which the ranks find each other, in one of them.
+        meeting: address of the store by which the ranks find each other; one of the ranks has the store.
         timeout_s: seconds that a rank waits for another.
     """
 
@@ -54,8 +54,8 @@ class RankPlan:
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """Answer of `open`: what computes in the rank's process (`what_computes`), which paths exist there, and where ranks
-    find each other if this is the first one."""
+    """Answer of the call `open`: `what_computes` of the rank's process, the paths that exist there and, from the first
+    rank, the address of the store by which ranks find each other."""
 
     computes: dict[str, str]
     seen: list[str]
@@ -85,15 +85,15 @@ class SaveCall(msgspec.Struct, frozen=True):
 
 
 class PushCall(msgspec.Struct, frozen=True):
-    """How weights are published: in a `folder` that the caller sees too, if it does not share this machine's memory; ""
-    for shared memory."""
+    """Arguments of `Trainer.push`. `folder`: folder for the weights that the caller sees too; "" publishes in shared
+    memory, for a caller on this machine."""
 
     folder: str = ""
 
 
 class RankFailure(msgspec.Struct, frozen=True):
-    """Error of a call as plain data: name of its class, message, `BadInput.where`, and the number of the system's error
-    that caused it, such as of a full disk."""
+    """Error of a call as plain data: name of the error's class, message, `BadInput.where`, and the errno of the OSError
+    that caused the error, such as of a full disk."""
 
     kind: str
     message: str
@@ -118,8 +118,7 @@ class RankFailure(msgspec.Struct, frozen=True):
 
 
 class Rank:
-    """One rank of a trainer: calls in, answers out, both as bytes. For one thread. Other ranks reach this machine at
-    `host`."""
+    """Rank of a trainer: calls and answers are bytes. For one thread. Other ranks reach its machine at `host`."""
 
     def __init__(self, host: str = "127.0.0.1") -> None:
         self._host = host
@@ -144,10 +143,11 @@ class Rank:
 
     def call(self, method: str, data: bytes) -> tuple[bytes, bytes]:
         """Call a method of the trainer. The first calls are `open`, with the paths that this rank must see, `join`,
-        which connects it with the others, and `load`, which makes the trainer and returns the checksums of its models.
+        which connects the rank with the others, and `load`, which makes the trainer and returns the checksums of its
+        models.
 
         Returns:
-            An encoded `RankFailure` or nothing, and the answer.
+            An encoded `RankFailure`, empty without an error, and the encoded answer.
         """
         try:
             with boundary(TrainerError, f"trainer: {method}"):
@@ -157,7 +157,7 @@ class Rank:
             return encode(RankFailure.of(error)), b""
 
     def close(self) -> None:
-        """End the trainer's threads, and remove what is published."""
+        """End the trainer's threads, and remove published weights."""
         if self._trainer is not None and not self._loop.is_closed():
             self._wait(self._trainer.close())
         self._loop.close()
@@ -200,15 +200,16 @@ class Rank:
         return encode(self._wait(self._own.forward_backward(decode(data, Batch))))
 
     def _step(self, data: bytes) -> bytes:
-        """Make a step. Its metrics say how long this rank has waited for the slowest one since the step before."""
+        """Make an optimiser step. Its metrics include the time that this rank has waited for other ranks since the
+        previous step."""
         assert self._ranks is not None, "join comes before it"
         result = self._wait(self._own.step(ends_update=decode(data, bool)))
         waited_s, self._ranks.waited_s = self._ranks.waited_s, 0.0
         return encode(replace(result, metrics={**result.metrics, f"rank/{self._ranks.rank}/sum_wait_s": waited_s}))
 
     def _push(self, data: bytes) -> bytes:
-        """Publish the weights in place of those before: in a folder or in shared memory, where parameters in shards are
-        anyway."""
+        """Publish the weights in place of the previous ones: in a folder or in shared memory. Parameters in shards are
+        always published in shared memory first."""
         from sparring.weights import shared_memory
         from sparring.weights.disk import Disk
 

@@ -1,7 +1,7 @@
 """`RankProcess`: a rank of a trainer in a process of its own on this machine.
 
-A call is two frames, its method and its data. The answer is any number of ticks, the signs of life of the process, then
-two frames, an error and the data. `python -m sparring.cluster.rank_process` is the process's side.
+A call is two frames: method and data. The answer is any number of ticks, the signs of life of the process, and then two
+frames: error and data. The process runs `python -m sparring.cluster.rank_process`.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ END_S = 10.0
 TICK, TICK_S = b"tick", 1.0
 """Frame that is a sign of life, and the seconds between two."""
 YOUNG_OBJECTS = 50_000
-"""As `cli.main.YOUNG_OBJECTS`."""
+"""Threshold of the garbage collector, as `cli.main.YOUNG_OBJECTS`."""
 PR_SET_PDEATHSIG = 1
 """Option of prctl(2): the signal that this process gets when the thread that started it has ended."""
 
 
 class RankProcess:
-    """Rank of a trainer in a process of its own. It ends with the thread that makes it, however that ends. Implements
-    `RankCalls`.
+    """Rank of a trainer in a separate process. The process ends when the thread that made it ends, in whatever way.
+    Implements `RankCalls`.
 
     Args:
-        silent_s: seconds without a sign of life after which the process counts as standing still.
+        silent_s: seconds without a sign of life after which the process counts as hanging.
         host: address of this machine for the other ranks.
     """
 
@@ -76,7 +76,7 @@ class RankProcess:
 
 
 def serve(host: str) -> None:
-    """Answer the calls that come over standard input, until it ends."""
+    """Answer the calls that come over standard input, until the input ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # one that is stopped does not see its input end
     gc.set_threshold(YOUNG_OBJECTS)
     share_freed_memory()
@@ -87,7 +87,7 @@ def serve(host: str) -> None:
     busy = threading.Event()
 
     def read() -> None:
-        """Read calls, and end the process with its caller, also in the middle of a call."""
+        """Read calls. When the caller ends, end this process, also in the middle of a call."""
         with suppress(EOFError, OSError):
             while True:
                 method, data = receive(pipe), receive(pipe)

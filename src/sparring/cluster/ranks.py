@@ -1,4 +1,5 @@
-"""`RankTrainer`: a trainer whose ranks are processes. It has the bits of one process, whatever their number."""
+"""`RankTrainer`: a trainer whose ranks are processes. Its results have the bits of one process, whatever their
+number."""
 
 from __future__ import annotations
 
@@ -24,9 +25,9 @@ from sparring.types import Batch, CheckpointRef, Sample, StepResult, WeightRef
 
 T = TypeVar("T")
 WAIT_S = 1800.0
-"""Seconds that a rank waits for another in a call."""
+"""Seconds that a rank waits for another rank in a call."""
 ATTEMPTS = 4
-"""Number of times that a call is made while ranks end."""
+"""Number of attempts to make a call while ranks end."""
 GRACE_S = 30.0
 """Seconds that the other ranks have to end a call that failed in one."""
 
@@ -35,11 +36,8 @@ class RankCalls(Protocol):
     """Rank of a trainer, wherever it runs."""
 
     def call(self, method: str, data: bytes) -> tuple[bytes, bytes]:
-        """Call a method of the rank, as `Rank.call`. Blocks; one call at a time.
-
-        Raises:
-            RankEnded: its process has ended, or stands still.
-        """
+        """Call a method of the rank, as `Rank.call`. Blocks; one call at a time. Raises RankEnded if the rank's process
+        has ended, or gives no sign of life."""
 
     def kill(self) -> None:
         """Kill the process. Calls in progress end with an error."""
@@ -51,21 +49,20 @@ class RankCalls(Protocol):
 class RankTrainer:
     """Trainer whose ranks are processes. Implements `Trainer`.
 
-    Every call goes to all ranks, in one order; what does not depend on their shards is asked of one rank. A batch is
-    encoded once. If a rank ends or stands still, all ranks are replaced, by fewer if need be: the new ones restore the
-    last checkpoint and make the calls since then again, which gives the same bits (design 9).
+    Every call goes to all ranks, in one order; a call that needs no shards goes to one rank only. A batch is encoded
+    once. If a rank ends or hangs, all ranks are replaced, by fewer ranks if need be. The new ranks restore the last
+    checkpoint and make all later calls again, which gives the same bits (design 9).
 
     Args:
-        make: function that makes the given number of ranks, one after the other, which are not started yet; or fewer if
-            there is no place for more, but only when they replace others.
+        make: function that makes the given number of ranks, one after the other, without starting them. When they
+            replace other ranks, they may be fewer if there is no room for more.
         start_timeout_s: time limit for all ranks to load the model and to find each other, in seconds.
-        shared: folder that all ranks see, for weights of a rank that shares no memory with this machine; None if all
-            share it.
-        report: called when ranks start, are lost, or are started again.
+        shared: folder that all ranks see, for weights of a rank on another machine; None if all ranks are here.
+        report: called when ranks start, are lost, or are restarted.
         nodes: number of nodes of the Ray cluster that has the ranks; 0 if they are on this machine.
 
     Raises:
-        BadInput: a folder has no checkpoint that can be loaded, or not the same one for all ranks; or a loss is not
+        BadInput: a folder has no checkpoint that can be loaded, or another checkpoint for some ranks; or a loss is not
             supported.
         TrainerError: a rank did not start in time.
     """
@@ -145,7 +142,7 @@ class RankTrainer:
     async def _all(
         self, method: str, argument: object, kind: type[T], then: Callable[[T], None] = lambda answer: None
     ) -> T:
-        """Call a method of all ranks; return the answer of rank 0. `then` gets it before any other call is made."""
+        """Call a method of all ranks; return the answer of rank 0. `then` gets this answer before any further call."""
 
         def call() -> T:
             answer = decode(_call(self._ranks, method, [encode(argument)] * len(self._ranks))[0], kind)
@@ -155,7 +152,8 @@ class RankTrainer:
         return await self._in_worker(call)
 
     async def _kept(self, method: str, argument: object, kind: type[T]) -> list[T]:
-        """Call a method that changes all ranks, and keep the call; return the answers of all."""
+        """Call a method that changes all ranks, and keep the call in the log of unsaved calls. Return the answers of
+        all ranks."""
 
         def call() -> list[T]:
             data = encode(argument)
@@ -176,13 +174,10 @@ class RankTrainer:
         return await asyncio.get_running_loop().run_in_executor(self._worker, self._recovering, work)
 
     def _recovering(self, work: Callable[[], T]) -> T:
-        """Run `work` on the ranks; if one ends meanwhile, replace them all and run it again. If others end too, half as
-        many are tried next, since there may be no place for more.
-
-        Raises:
-            RankEnded: a rank ended in each of `ATTEMPTS`.
-            SparringError: one rank alone failed, and so did one that replaced it, in the same way.
-        """
+        """Run `work` on the ranks. If a rank ends meanwhile, replace all ranks and run `work` again. If a new rank ends
+        too, try half as many ranks next, since there may be no memory for more. Raises RankEnded if a rank ended in
+        each of `ATTEMPTS` attempts, or the trainer was closed. Raises SparringError if the work failed in one rank
+        only, and then in the same way in a rank that replaced it."""
         count, failure = self._count, ""
         for attempt in range(1, ATTEMPTS + 1):
             try:
@@ -204,7 +199,8 @@ class RankTrainer:
         raise AssertionError("the last attempt returns or raises")
 
     def _replace(self, count: int) -> None:
-        """Start other ranks, and bring them to the state of the lost ones. If that fails, the next call tries again."""
+        """Start `count` new ranks, and bring them to the state of the lost ranks. On failure the next call tries
+        again."""
         _end(self._ranks)
         self._start(count)
         if self._unsaved.base is not None:
@@ -225,9 +221,9 @@ class RankTrainer:
         self._tell(text, {"kind": kind, "model": self._parts.name, "at_step": self._version, **facts})
 
     def _fetch(self) -> WeightRef:
-        """Let rank 0 publish the weights, with shards from the others, and copy them into this process, where they
-        outlast the next publication. They travel by shared memory, or by the shared folder if rank 0 shares no memory
-        with this machine."""
+        """Let rank 0 publish the weights, with shards from the other ranks, and copy them into this process, where the
+        copy outlasts the next publication. The weights travel by shared memory, or by the shared folder if rank 0 is on
+        another machine."""
         from sparring.weights import disk, shared_memory
 
         if not self._by_folder:
@@ -248,7 +244,8 @@ class RankTrainer:
             disk.forget(ref)
 
     def _published(self, folder: str) -> WeightRef:
-        """Return where rank 0 has published the weights; all ranks take part if they hold the parameters in shards."""
+        """Let rank 0 publish the weights, and return the reference. All ranks take part if they hold the parameters in
+        shards."""
         asked = self._ranks if self._parts.sharded else self._ranks[:1]
         return decode(_call(asked, "push", [encode(PushCall(folder))] * len(asked))[0], WeightRef)
 
@@ -289,7 +286,7 @@ class RankTrainer:
 
 
 def _check_models(loaded: Sequence[Mapping[str, str]]) -> None:
-    """Refuse ranks that have loaded other models than rank 0, by their checksums."""
+    """Refuse ranks that have loaded other models than rank 0: their checksums differ."""
     for rank, checksums in enumerate(loaded):
         for name, checksum in checksums.items():
             if checksum != (expected := loaded[0][name]):
@@ -318,11 +315,11 @@ def _call(
     timeout_s: float | None = None,
     done_by: Callable[[int], None] = lambda rank: None,
 ) -> list[bytes]:
-    """Call a method of all ranks, each with its data, and return their answers; tell `done_by`, in any thread, of each
-    rank that has answered. If a rank ends, the others are killed, because they wait for it.
+    """Call a method of all ranks, each with its data, and return their answers. `done_by` is called, in any thread,
+    with the number of each rank that has answered. If a rank ends, the others are killed, because they wait for it.
 
     Raises:
-        RankEnded: a rank ended, or the call failed in one while others waited for it.
+        RankEnded: a rank ended, or the call failed in one rank while other ranks waited for it.
         TrainerError: a rank did not answer in time.
         SparringError: the call failed in all ranks.
     """

@@ -1,5 +1,5 @@
-"""`cluster.kind = "ray"`: engines of the policy, and ranks of trainers, on the nodes of a Ray cluster, through
-`ray_client` in a process of its own."""
+"""`cluster.kind = "ray"`: engines of the policy, and ranks of trainers, on the nodes of a Ray cluster. A separate
+process runs `ray_client`, the only client of Ray."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ OLDEST = (2, 52)
 """Oldest version of Ray with authentication by token."""
 
 CONNECT_S = 10.0
-"""Seconds that Ray has to connect, beside `cluster.wait_s`."""
+"""Seconds that Ray has to connect, in addition to `cluster.wait_s`."""
 
 END_S = 20.0
 """Seconds that the client may take to end the engines and itself."""
 
 LARGE = 1 << 18
-"""Bytes of data that are given to Ray once for all ranks of a trainer."""
+"""Number of bytes from which on the data of a call is put into Ray's object store once for all ranks."""
 
 MAIN = "from sparring.cluster.ray_client import main; main()"
 """Program of the client: not the module itself, whose classes Ray then could not find on its nodes."""
 
 
 class RayProcess:
-    """Process with a `RayClient`, which ends with this one. Its methods may be called in any thread. What Ray prints
-    goes to the file `log`; None drops it."""
+    """Process with a `RayClient`, which ends with this process. The methods may be called in any thread. The output of
+    Ray goes to the file `log`; with None it is dropped."""
 
     def __init__(self, log: Path | None, *arguments: Any) -> None:
         self._log, self._process = log, ChildProcess((sys.executable, "-c", MAIN), log)
@@ -55,9 +55,9 @@ class RayProcess:
         """Call a method of the client and return its result.
 
         Raises:
-            TimeoutError: there is none within `within_s`.
+            TimeoutError: there is no result within `within_s` seconds.
             DeadEngine: the client's process has ended.
-            BadInput, EngineError: as the method.
+            BadInput, EngineError: error of the method.
         """
         answer: Future[Any] = Future()
         with self._lock:
@@ -70,7 +70,7 @@ class RayProcess:
         return answer.result(within_s)
 
     def tell(self, method: str, *arguments: Any) -> None:
-        """Call a method, unless the part that it is for has ended."""
+        """Call a method of the client, and ignore an `EngineError`: the engine or rank may have ended."""
         with suppress(EngineError):
             self.call(method, *arguments)
 
@@ -100,7 +100,7 @@ class RayProcess:
 
 
 class RayEngine:
-    """Engine process of a run on a node of a Ray cluster, which Ray starts again if its node dies. Implements
+    """Engine process of a run on a node of a Ray cluster. Ray restarts the process if the node dies. Implements
     `PlacedEngine`."""
 
     def __init__(self, ray: RayProcess, number: int) -> None:
@@ -120,15 +120,15 @@ class RayEngine:
 
 
 class Given:
-    """Data of the last call, put into Ray's object store once for all ranks of a trainer."""
+    """Data of the last call of a trainer, put into Ray's object store once for all ranks."""
 
     def __init__(self, ray: RayProcess) -> None:
         self._ray, self._one_at_a_time = ray, threading.Lock()
         self._data, self._number = b"", 0
 
     def number(self, data: bytes) -> int:
-        """Put data into Ray's object store, unless it is that of the last call; return its number for
-        `RankActors.call`."""
+        """Put data into Ray's object store, unless the last call had the same data. Return the data's number for
+        `RankPlaces.call`."""
         with self._one_at_a_time:
             if data is not self._data:
                 self._number = self._ray.call("ranks.give", data, self._number)
@@ -163,7 +163,7 @@ class RayParts:
     Args:
         threads: processors of each engine.
         for_ranks: processors of the ranks of one trainer together.
-        log: file for what Ray prints; None: it is dropped.
+        log: file for the output of Ray; None drops the output.
 
     Raises:
         BadInput: Ray is not installed, does not answer, or lacks processors.
@@ -185,12 +185,12 @@ class RayParts:
             raise
 
     def start(self, words: Sequence[str], key: str) -> list[RayEngine]:
-        """Place engines and start them; return them before they answer."""
+        """Place engines and start them. Return without waiting for their answer."""
         return [RayEngine(self._ray, number) for number in self._ray.call("start", words, key)]
 
     def ranks(self, threads: int) -> Callable[[int], list[RayRank]]:
-        """Return a function that places the ranks of a trainer, and later those that replace them, which may be
-        fewer."""
+        """Return a function that places a given number of ranks of a trainer. When it is called again, the new ranks
+        replace the earlier ranks and may be fewer."""
         made = list[RayRank]()
 
         def place(count: int) -> list[RayRank]:
@@ -206,7 +206,7 @@ class RayParts:
 
 
 def _check_installed() -> None:
-    """Refuse a missing or an old Ray, without importing it."""
+    """Refuse a missing or an old version of Ray, without importing Ray."""
     try:
         version = importlib.metadata.version("ray")
     except importlib.metadata.PackageNotFoundError as error:

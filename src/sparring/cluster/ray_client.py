@@ -1,8 +1,9 @@
 """Client of a Ray cluster, in a process of its own: what Ray prints goes to that process's log, and a cluster that does
 not answer blocks nothing of the run. `ray.RayProcess` starts it and calls the methods of `RayClient`.
 
-Ray places engines and ranks, starts engines again elsewhere when they or their node die, and says what the cluster has.
-Tokens and weights travel over HTTP between the run and the engines, not through Ray; calls of ranks do (`ray_ranks`).
+Ray places engines and ranks, restarts engines on another node when their node dies, and reports the cluster's
+resources. Tokens and weights travel over HTTP between run and engines, not through Ray. Calls of ranks travel through
+Ray (`ray_ranks`).
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from sparring.cluster.ray_ranks import RankPlaces
 from sparring.errors import EngineError, SparringError, boundary, refusal
 
 PAUSE_S = 1.0
-"""Seconds between two questions for an engine that is being placed."""
+"""Seconds between two attempts to reach an engine that Ray is placing."""
 
 PLACE_S = 5.0
-"""Seconds that Ray has to place an engine again, before ranks give way to it."""
+"""Seconds that Ray has to place an engine again, before ranks are ended to make room for it."""
 
 END_S = 10.0
 """Seconds that ranks may take to be killed when the run has ended."""
@@ -48,7 +49,7 @@ class EngineActor(NamedTuple):
 
 
 def engine_at(words: Sequence[str], key: str, host: str) -> EngineProcess:
-    """Start a server at an address of this machine. `words`: arguments of `sparring serve` but for its address."""
+    """Start a server at an address of this machine. `words`: arguments of `sparring serve` without the address."""
     return EngineProcess(serving([*words, "--host", host]), key)
 
 
@@ -66,7 +67,7 @@ class RayClient:
         self._engines: list[EngineActor] = []
 
     def connect(self) -> None:
-        """Connect this process to the cluster; refuse an address where none answers (`BadInput`)."""
+        """Connect this process to the cluster. Raises BadInput if no cluster answers at the address."""
         import ray
 
         address = self._config.address
@@ -81,8 +82,8 @@ class RayClient:
             ) from error
 
     def check_resources(self) -> int:
-        """Wait for the processors that engines and ranks need, and return the number of nodes; refuse a cluster that
-        does not get them in time, for which Ray would wait for ever (`BadInput`)."""
+        """Wait for the processors that engines and ranks need, and return the number of nodes. Raises BadInput if the
+        cluster does not have these processors in time; Ray itself would wait for ever."""
         import ray
 
         needed, deadline = self._threads * self._config.engines, time.monotonic() + self._config.wait_s
@@ -94,11 +95,8 @@ class RayClient:
         return sum(bool(node["Alive"]) for node in ray.nodes())
 
     def start(self, words: Sequence[str], key: str) -> list[int]:
-        """Place engines and start them; return their numbers before they answer.
-
-        Raises:
-            BadInput: Ray could not place them in time, or a node has other versions or kernels than this process.
-        """
+        """Place engines and start them. Return their numbers without waiting for their answer. Raises BadInput if Ray
+        could not place them in time, or a node has other versions or kernels than this process."""
         import ray
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -120,13 +118,9 @@ class RayClient:
         return list(range(first, len(self._engines)))
 
     def find(self, number: int, within_s: float, last: bool = False) -> str:
-        """Return the address of an engine, once Ray has placed its actor and it answers, as `PlacedEngine.find`. If
-        `last`, ranks give way to it where it finds no place (`RankPlaces.give_way`).
-
-        Raises:
-            DeadEngine: it is not started any more.
-            EngineError: it did not start, or is late.
-        """
+        """Return the address of an engine once its server answers, as `PlacedEngine.find`. If `last` and the engine
+        finds no place, ranks are ended to make room for it (`RankPlaces.give_way`). Raises DeadEngine if the engine's
+        process is not restarted any more. Raises EngineError if the engine did not start, or not in time."""
         import ray
 
         begun = time.monotonic()
@@ -153,17 +147,17 @@ class RayClient:
         raise EngineError(f"{where} {needed}, got {there}; add nodes, and start again")
 
     def _has_place(self, number: int) -> bool:
-        """Whether an engine's node lives."""
+        """Return whether Ray has a place for an engine: its placement group exists on a living node."""
         from ray.util.placement_group import placement_group_table
 
         return bool(placement_group_table(self._engines[number].group)["state"] == "CREATED")
 
     def tell(self, number: int, method: str) -> None:
-        """Call `kill` or `replied` of an engine, through its actor, without waiting for it."""
+        """Call `kill` or `replied` of an engine, through its actor, without waiting for the call to end."""
         self._engines[number].actor.call.remote(method)
 
     def end(self, number: int) -> None:
-        """End an engine, and those that were placed with it."""
+        """End an engine, and free the place of all engines in its placement group."""
         import ray
 
         with contextlib.suppress(ray.exceptions.RayError):
@@ -181,9 +175,9 @@ class RayClient:
 
 
 def serve(connection: Connection) -> None:
-    """Answer the calls of a run until it closes the connection or dies. The first message is the arguments of
-    `RayClient`, and is answered once Ray is imported. Each other one is a number, a method and its arguments, and is
-    answered by the number, the result and the error, of which one is None."""
+    """Answer the calls of a run until the run closes the connection or dies. The first message has the arguments of
+    `RayClient`, and is answered once Ray is imported. Each later message is a number, a method and its arguments. The
+    answer has the number, the result and the error; result or error is None."""
     import ray
 
     client, one_at_a_time = RayClient(*connection.recv()), threading.Lock()

@@ -1,4 +1,4 @@
-"""What runs on the nodes of a Ray cluster."""
+"""Processes of a run on the nodes of a Ray cluster, and a check of the nodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sparring.errors import EngineError
 
 
 class NodeProcess:
-    """Actor on a node with a process there, which ends with the actor, and the actor with the run.
+    """Actor on a node that starts a process there. The process ends with the actor, and the actor with the run.
 
     Args:
         make: function of the node's address that starts the process.
@@ -27,8 +27,8 @@ class NodeProcess:
 
 
 def check_nodes(strategies: Sequence[Any], within_s: float) -> None:
-    """Refuse nodes whose versions or kernels differ from those of this process (`BadInput`), and ones that do not
-    answer in time (`EngineError`). `strategies`: how Ray schedules a task on each node."""
+    """Raise BadInput for a node whose versions or kernels differ from those of this process, and EngineError for a node
+    that does not answer in time. `strategies`: Ray's scheduling strategy for a task on each node."""
     import ray
 
     remote = ray.remote(what_computes)

@@ -1,7 +1,7 @@
 """Ranks of a trainer on the nodes of a Ray cluster.
 
-A call passes through three processes: that of Ray's client (`RankPlaces`), an actor on a node (`NodeProcess`) and its
-child, the rank (`RankProcess`). What goes to all ranks, such as a batch, is given to Ray once.
+A call passes through three processes: Ray's client (`RankPlaces`), an actor on a node (`NodeProcess`) and its child,
+the rank (`RankProcess`). Large data for all ranks, such as a batch, is put into Ray's object store once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sparring.cluster.ray_nodes import NodeProcess
 from sparring.errors import TrainerError, refusal
 
 FEWER_S = 5.0
-"""Seconds that Ray has to place each smaller number of ranks."""
+"""Seconds that Ray has to place ranks for each smaller number of ranks that is tried."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,8 +30,8 @@ class PlacedRank:
     Attributes:
         where: the rank's name in messages.
         group: placement group of the trainer's ranks.
-        threads: processors that it holds.
-        for_engine: number of the engine to which it gave way; -1 if it did not.
+        threads: number of processors that the rank holds.
+        for_engine: number of the engine for which the rank was ended; -1 for none.
     """
 
     actor: Any
@@ -52,7 +52,7 @@ class PlacedRank:
 
 
 class RankPlaces:
-    """Ranks on a cluster, as Ray's client sees them. The methods block, and may run at the same time."""
+    """Ranks on a Ray cluster, used in the process of Ray's client. The methods block, and may run at the same time."""
 
     def __init__(self, config: ClusterConfig) -> None:
         self._config = config
@@ -62,8 +62,8 @@ class RankPlaces:
         self._numbers, self._one_at_a_time = itertools.count(1), threading.Lock()  # there may be several trainers
 
     def place(self, count: int, threads: int, replacing: bool) -> list[int]:
-        """Place ranks of `threads` processors, close to each other, those on this machine first, or fewer if they
-        replace others and there is no room for more; return their numbers before they answer."""
+        """Place `count` ranks of `threads` processors, close to each other and on this machine first. If they replace
+        other ranks, they may be fewer for lack of room. Return their numbers without waiting for their answer."""
         import ray
         from ray.util.placement_group import placement_group_table
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -95,12 +95,9 @@ class RankPlaces:
         return number
 
     def call(self, number: int, method: str, data: bytes | int) -> tuple[bytes, bytes]:
-        """Call a method of a rank, as `Rank.call`, with data or the number of what was given.
-
-        Raises:
-            RankEnded: the rank or its actor has ended, or the rank stands still.
-            TrainerError: the actor refused the call.
-        """
+        """Call a method of a rank, as `Rank.call`. `data` is bytes, or the number that `give` has returned. Raises
+        RankEnded if the rank or its actor has ended, or the rank gives no sign of life. Raises TrainerError if the
+        actor refused the call."""
         import ray
 
         rank = self._ranks[number]
@@ -122,8 +119,8 @@ class RankPlaces:
         self._ranks[number].kill()
 
     def give_way(self, engine: int, processors: int) -> None:
-        """End the ranks of the trainer that has most, so that an engine finds `processors` for itself; those that
-        replace them are fewer by as many processors. A trainer of one rank keeps it."""
+        """Kill all ranks of the trainer with most ranks, to free `processors` for an engine. The trainer restarts with
+        fewer ranks, which leave at least that many processors free. If no rank would be left for it, none is killed."""
         import ray
 
         groups = dict[int, list[PlacedRank]]()
@@ -145,7 +142,7 @@ class RankPlaces:
         return sum(rank.threads for rank in self._ranks if not rank.ended)
 
     def end(self, number: int) -> None:
-        """End a rank; with the last of a trainer's, their places are given back. Safe to call twice."""
+        """End a rank. With the last rank of a trainer, its placement group is removed. Safe to call twice."""
         import ray
 
         rank = self._ranks[number]
@@ -163,7 +160,7 @@ class RankPlaces:
             rank.kill()
 
     def _group(self, count: int, threads: int, replacing: bool) -> tuple[Any, int]:
-        """Return a placement group and its number of ranks; refuse one that Ray cannot place in time (`BadInput`)."""
+        """Return a placement group and its number of ranks. Raises BadInput if Ray cannot place the ranks in time."""
         import ray
 
         for fewer in range(count, 0, -1):

@@ -1,4 +1,4 @@
-"""Start of several processes, reported line by line."""
+"""Reports of the start of several processes, line by line."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from sparring.log import Report
 from sparring.observe.wait_reports import waiting
 
 Ready = Callable[[int, str], None]
-"""Function, for any thread, that reports the number of a process that is ready, and where it is."""
+"""Function of a ready process's number and location, such as its address, to call in any thread."""
 
 
 @contextmanager
 def starting(kind: str, count: int, report: Report, on: int = 0) -> Iterator[Ready]:
-    """Report that engines or ranks (`kind`) start, and yield a function that reports each one that is ready, and after
-    the last one that all are. `on`: number of nodes, 0 for this machine."""
+    """Report that `count` engines or ranks (`kind`) start, and yield a function to call for each process that is ready.
+    After the last one, all are reported ready. `on`: number of nodes, 0 for this machine."""
     begun, missing, one_at_a_time = time.monotonic(), set(range(count)), threading.Lock()
     every = f"{count} {kind}{'s' * (count > 1)}"
 

@@ -1,4 +1,4 @@
-"""What a trainer is made of, as data that may travel to another process."""
+"""Parts of a trainer, as data that can be sent to another process."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class TrainerParts:
     """Parts of a trainer.
 
     Attributes:
-        path: checkpoint folder that it starts from.
-        train: config of `[train]`, without the stage's keys.
+        path: checkpoint folder from which the trainer starts.
+        train: config of `[train]`, before the stage's keys are applied.
         device: resolved device, `cpu` or `cuda`.
         sharded: hold the parameters in shards too (`[cluster] shard`).
     """
@@ -43,7 +43,7 @@ class TrainerParts:
     sharded: bool = False
 
     def trainer(self, ranks: Ranks | None = None) -> LocalTrainer:
-        """Make the trainer in this process, or the part of one of `ranks`."""
+        """Make the trainer in this process; with `ranks`, the trainer of this rank."""
         from sparring.train.average import Average
         from sparring.train.ranks import ALONE, RankLayout
         from sparring.train.trainer import LocalTrainer

@@ -12,8 +12,8 @@ from sparring.types import Batch, WeightRef
 
 
 class Turns:
-    """Turns of one stage. The engine sleeps from the first batch of an update until it is given the next weights. Its
-    requests, such as those of an evaluation, wait meanwhile.
+    """Turns of one stage. The engine sleeps from the first batch of an update until the engine gets the next weights.
+    Its requests, such as those of an evaluation, wait meanwhile.
 
     The last batch of each update is published (`batch.batches`), so that the engine always wakes.
     """
@@ -22,7 +22,7 @@ class Turns:
         self._engine: Engine | None = None
 
     def serving(self, engine: Engine) -> Engine:
-        """Return `engine` as the one that takes turns: its updates wake it."""
+        """Wrap `engine` to take turns with the trainer: each update of its weights wakes it."""
 
         async def pull(ref: WeightRef) -> None:
             from sparring.kernels.memory import give_back  # imports torch, which the trainer has imported
@@ -34,7 +34,7 @@ class Turns:
         return cast(Engine, Overlay(engine, {"pull": pull}))
 
     def training(self, trainer: Trainer) -> Trainer:
-        """Return a trainer that lets the engine sleep before it computes gradients."""
+        """Wrap `trainer` to take turns with the engine: the engine sleeps before the trainer computes gradients."""
 
         async def forward_backward(batch: Batch) -> Mapping[str, float]:
             if self._engine is not None:

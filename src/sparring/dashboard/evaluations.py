@@ -22,8 +22,8 @@ FOLDERS = "evaluations"
 
 
 def evaluations(run_dir: Path, store: Store, config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a row for each evaluation: of the run's eval stage, of teachers and compared runs, of the folder itself,
-    which may be that of one evaluation, and of `sparring eval`. `config` is plain data."""
+    """Return a row for each evaluation: of the run's eval stage, of teachers, of compared runs, and of `sparring eval`.
+    `run_dir` may also be the folder of one `sparring eval`. `config` is plain data."""
     recorded = list(_recorded_evaluations(run_dir, store, config))
     return [_row(name, evaluation, recorded[:place]) for place, (name, evaluation) in enumerate(recorded)]
 

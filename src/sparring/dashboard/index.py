@@ -14,7 +14,7 @@ from sparring.protocols import Store
 from sparring.types import Group, Rollout, Score
 
 SEARCHED = 200
-"""Characters of a rollout's first question and last answer that are searched, and of several words to search for."""
+"""Maximum number of searched characters of a first question or a last answer, and of a search with several words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +48,7 @@ class RolloutIndex:
                     self._lines[stage][rollout.id] = _line(stage, group, rollout, score)
 
     def outcomes(self) -> Counter[str]:
-        """Return the number of training rollouts by outcome."""
+        """Return the number of rollouts of the rl stage by outcome."""
         return Counter(line.facts["outcome"] for line in self._lines["rl"].values())
 
     def __len__(self) -> int:
@@ -87,7 +87,7 @@ def find(lines: Sequence[RolloutLine], chosen: Mapping[str, str], words: str = "
         words: words that must occur in the rollout's id, task, outcome, reason, first question or last answer.
 
     Raises:
-        BadInput: several words have more than `SEARCHED` characters.
+        BadInput: `words` has several words with more than `SEARCHED` characters together.
     """
     terms = set(words.lower().split())
     if len(terms) > 1 and len(words) > SEARCHED:

@@ -1,4 +1,4 @@
-"""Live page of a run: curves that follow it, and its rollouts with search and links."""
+"""Live page of a run: curves that follow the run, and its rollouts with search and links."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class LivePage:
         return Starlette(routes=[Route(path, self._guard(door)) for path, door in doors.items()])
 
     def _guard(self, door: Callable[[Request], Response]) -> Callable[[Request], Any]:
-        """Require the key and one of this server's names; another name means that a foreign page points here."""
+        """Require the key, and one of this server's host names, so that no foreign page can read it (DNS rebinding)."""
 
         async def answer(request: Request) -> Response:
             host, port = _address(request)

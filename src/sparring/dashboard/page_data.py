@@ -93,8 +93,8 @@ def figures(run_dir: Path, store: Store) -> dict[str, Any]:
 
 
 def credit_of(config: Mapping[str, Any]) -> Credit | None:
-    """Return the credit rule of a run's config; None if advantages depend on more than the stored group, or on a file
-    of the user's, which is not run."""
+    """Return the credit rule of a run's config; None if advantages depend on more than the stored group, or on a rule
+    in the user's own file, which is not executed."""
     parts, of_loss = named(config.get("algo", {})), ("ratio", "gate", "loss", "correction")
     before_loss = {part: rule for part, rule in parts.items() if part not in of_loss}
     if any(is_own(rule.get("name")) for rule in (before_loss.get("credit", {}), *before_loss.get("shaping", ()))):
@@ -104,7 +104,7 @@ def credit_of(config: Mapping[str, Any]) -> Credit | None:
 
 
 def shares(kinds: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return the outcomes of training rollouts with counts and shares, the most frequent first."""
+    """Return the outcomes of the rl stage's rollouts with counts and shares, the most frequent first."""
     total = sum(kinds.values())
     return [{"name": name, "count": n, "share": n / total} for name, n in Counter(kinds).most_common()]
 

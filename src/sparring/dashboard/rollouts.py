@@ -14,7 +14,7 @@ Advantages = Mapping[tuple[str, int], Sequence[float | None]]
 
 
 def members(group: Group) -> list[tuple[Rollout, Score | None]]:
-    """Return the rollouts of a group with their scores, then the failed ones without."""
+    """Return the rollouts of a group with their scores, then the failed rollouts, each with None."""
     return [*zip(group.rollouts, group.scores, strict=True), *((rollout, None) for rollout in group.failed)]
 
 
@@ -47,7 +47,7 @@ def group_advantages(group: Group, credit: Credit) -> Advantages:
 
 
 def group_entries(group: Group, picks: Sequence[str], stage: str, advantages: Advantages) -> list[dict[str, Any]]:
-    """Return the rollouts of a group to show: the best, the worst and the failed ones."""
+    """Return the rollouts of a group to show: the best, the worst and at most two failed ones."""
     ranked = sorted(zip(group.rollouts, group.scores, strict=True), key=lambda pair: pair[1].reward or 0.0)
     chosen: list[tuple[Rollout, Score | None]] = [*ranked[:1], *ranked[1:][-1:]]
     chosen += [(rollout, None) for rollout in group.failed[:2]]

@@ -48,8 +48,8 @@ def show(folder: str | os.PathLike[str], name: str | None = None) -> Iterator[st
 
 
 def conversation(rollout: Rollout, told: tuple[Message, ...] = ()) -> Iterator[str]:
-    """Yield the messages of a rollout's trajectories in the order of their requests, without the prompts in `told`. A
-    message's text is indented, so that no part of it passes for a line of its own."""
+    """Yield the messages of a rollout's trajectories in the order of their requests, without prompt messages that are
+    in `told`. A message's text is indented, so that no line of the text looks like a heading."""
     for trajectory in rollout.trajectories:
         if len(rollout.trajectories) > 1:
             yield _line(f"  role {trajectory.role}:")
@@ -66,7 +66,7 @@ def conversation(rollout: Rollout, told: tuple[Message, ...] = ()) -> Iterator[s
 
 
 def _newest(store: Store) -> list[Group]:
-    """Return the last group of each stage, found by bisection: behind it the stage has none."""
+    """Return the last group of each stage, found by bisection over the group indices."""
     stages = {stage: lambda first, stage=stage: not _first(store, stage, first) for stage in GROUP_STAGES}
     ends = {stage: bisect.bisect_left(range(MOST), True, key=is_behind) for stage, is_behind in stages.items()}
     return [group for stage, end in ends.items() if end for group in _first(store, stage, end - 1)]
@@ -80,7 +80,7 @@ def _named(store: Store, name: str) -> list[Group]:
 
 
 def _first(store: Store, stage: str, first: int) -> list[Group]:
-    """Return the first group from an index on; empty if there is none."""
+    """Return the first group from index `first` on, as a list; empty without such a group."""
     return list(islice(store.groups(stage=stage, first=first), 1))
 
 

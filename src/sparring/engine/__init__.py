@@ -1,2 +1,1 @@
-"""The native engine: continuous batching over paged KV, on its own thread, with the trainer's own module. Needs
-torch."""
+"""Native engine: continuous batching over paged KV, on its own thread, with the trainer's own module. Needs torch."""

@@ -17,7 +17,7 @@ class AdapterTable:
     """Adapters by name. The adapter with the engine's own name serves the requests that name no adapter.
 
     Args:
-        model: served model; its adapter for all rows, if any, becomes the engine's own.
+        model: served model; its adapter for all rows, if any, becomes the engine's own adapter.
         forget: function that is called with the `ServedWeights.key` of weights that are no longer served.
     """
 
@@ -36,8 +36,8 @@ class AdapterTable:
         return len(self._served) + len(self._leaving)
 
     def find(self, name: str | None) -> ServedWeights:
-        """Return the weights of a request with `adapter = name`. None selects the engine's own adapter, or the base
-        model if there is no such adapter. Raises RequestRefused if no adapter with this name is loaded."""
+        """Return the weights of a request with `adapter = name`. The name None selects the engine's own adapter, or the
+        base model if the engine has none. Raises RequestRefused if no adapter with this name is loaded."""
         if name is None:
             return self._served.get(self._name, self._base)
         if name not in self._served:
@@ -47,13 +47,13 @@ class AdapterTable:
 
     def commit(self, ref: WeightRef, adapter: Adapter) -> ServedWeights | None:
         """Load a staged adapter, or replace its older version, and verify it by the reference's probe. On failure the
-        old version, which stays untouched, remains in service.
+        unchanged old version remains in service.
 
         Returns:
-            The served adapter; None if this very version was served already.
+            The served adapter; None if exactly this version was served already.
 
         Raises:
-            WeightsError: the adapter gives other log-probabilities than the publisher's, or its version is not newer.
+            WeightsError: the adapter does not reproduce the probe's log-probabilities, or its version is not newer.
         """
         name = str(ref.adapter)
         served = self._served.get(name)
@@ -74,7 +74,7 @@ class AdapterTable:
         return self._put(name, adapter, ref.version, ref.checksum)
 
     def drop(self, name: str) -> None:
-        """Serve no new request with an adapter; running ones finish with it."""
+        """Serve no new request with an adapter; running requests finish with it."""
         self.find(name)
         self._leaving.append(self._served.pop(name))
 

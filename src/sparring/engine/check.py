@@ -21,8 +21,7 @@ class EngineLimits(NamedTuple):
 
 
 def check_request(request: GenerateRequest, limits: EngineLimits) -> int:
-    """Return the number of tokens that a request to generate may sample. Raises RequestRefused if it can never be
-    served."""
+    """Return how many tokens a request to generate may sample. Raises RequestRefused if it can never be served."""
     tokens, sampling = request.tokens, request.sampling
     max_new = min(sampling.max_tokens, limits.max_positions - len(tokens))
     problem = None
@@ -51,7 +50,7 @@ def check_request(request: GenerateRequest, limits: EngineLimits) -> int:
 
 
 def check_score(request: ScoreRequest, limits: EngineLimits) -> None:
-    """Check a request to score. Raises RequestRefused if it can never be served."""
+    """Check a request to score. Raises RequestRefused if the request can never be served."""
     tokens, most = request.tokens, min(limits.max_positions, limits.capacity) + 1
     problem = None
     if not 1 <= request.first < len(tokens):
@@ -70,8 +69,8 @@ def check_score(request: ScoreRequest, limits: EngineLimits) -> None:
 
 
 def problem_of(request: GenerateRequest, vocab_size: int) -> str | None:
-    """Describe the error in a request's sampling settings, as "expected ..., got ...; do ..." without its first word;
-    None if they are valid. NaN and infinity are invalid."""
+    """Describe the error in a request's sampling settings, as "expected ..., got ...; do ..." without its first word.
+    Return None if the settings are valid. NaN and infinity are invalid."""
     sampling = request.sampling
     if not is_temperature(sampling.temperature):
         return f"{TEMPERATURE}, got {sampling.temperature}; correct it"

@@ -27,8 +27,8 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Time limit for loading and compiling, in seconds."""
 
     stalled_s: float = 60.0
-    """Seconds that vLLM may take for a step, in which it may compile. One of several that takes longer gets no more
-    requests until it answers."""
+    """Seconds that vLLM may take for a step, compilation included. If one of several servers takes longer, it gets no
+    more requests until it answers."""
 
     def __post_init__(self) -> None:
         for name in ("start_timeout_s", "stalled_s"):
@@ -69,15 +69,15 @@ class KvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     for conversations between turns and for common prefixes of prompts."""
 
     across_turns: Literal["keep", "drop", "offload"] = "keep"
-    """keep: a conversation's next turn prefills only its new tokens, unless its cache was evicted; offload: an evicted
-    cache is copied to host memory and back; drop: every turn is prefilled completely."""
+    """keep: the next turn of a conversation prefills only its new tokens, unless the conversation's cache was evicted;
+    offload: an evicted cache is copied to host memory and back; drop: every turn is prefilled completely."""
 
     idle_bytes: int = 0
-    """Maximum number of bytes of the cache for conversations between their turns; beyond it the longest idle are
-    evicted. 0: all bytes that running requests do not need."""
+    """Maximum number of bytes of the cache for conversations between their turns; beyond this limit the conversations
+    idle longest are evicted. 0: all bytes that running requests do not need."""
 
     offload_bytes: int = 2 << 30
-    """Host memory for "offload"; if it is full, the conversations stored longest ago are evicted."""
+    """Bytes of host memory for "offload"; when they are full, the conversations stored longest ago are evicted."""
 
     share_prefixes: bool = True
     """Compute full pages of a common prefix once for all requests that begin with it."""
@@ -104,8 +104,8 @@ class UpdateConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     until running requests have finished."""
 
     timeout_s: float = 300.0
-    """Time limit, in seconds, for an update to arrive and be applied; a late one is refused and the old weights stay in
-    service."""
+    """Time limit, in seconds, for an update to arrive and be applied; a late update is refused and the old weights stay
+    in service."""
 
     retries: int = 3
     """Retries of a late or refused update. Meanwhile the old weights stay in service and no newer rollouts begin; after
@@ -123,27 +123,28 @@ class UpdateConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Section `[engine]`. In exact numerics a request depends neither on its neighbours nor on the place of its engine,
-    so most of these settings change no sampled token (`launch/resume.py` has the list)."""
+    """Section `[engine]`. In exact numerics the sampled tokens depend neither on other requests nor on where the engine
+    runs, so most of these settings change no sampled token (`launch/resume.py` has the list)."""
 
     kind: Literal["native", "vllm", "remote", "openai"] = "native"
-    """native: the trainer's own module, so that both agree to the bit; vllm: a vLLM server, which does not agree to the
-    bit, or several `sparring serve` of vLLM; remote: one `sparring serve` or several, which agree; openai: a server of
-    OpenAI's completions API with token ids, which takes no weights and so can only evaluate. The settings below apply
-    to the native engine."""
+    """native: the trainer's own module, bitwise equal to the trainer; vllm: a vLLM server, or several `sparring serve`
+    of vLLM, not bitwise equal; remote: one or several `sparring serve`, bitwise equal; openai: a server of OpenAI's
+    completions API with token ids, which takes no weights and so can only evaluate. Most tables below are for the
+    native engine."""
 
     urls: tuple[str, ...] = ()
-    """Addresses of the servers of a remote engine, each `http://host:port`, or `unix:path` for a socket. Several
-    servers share the requests (docs/engine/fleet.md). With vllm they are `sparring serve --set engine.kind=vllm`; empty
-    starts one vLLM beside the run. An openai engine has one, including the path up to `/v1`."""
+    """Addresses of the servers of a remote engine, each `http://host:port`, or `unix:path` for a socket. Requests are
+    distributed among several servers (docs/engine/fleet.md). With vllm the servers are `sparring serve --set
+    engine.kind=vllm`; without an address the run starts one vLLM server. An openai engine has one address, including
+    the path up to `/v1`."""
 
     api_key_env: str = ""
-    """Environment variable with the key of the servers at `urls`; empty: none. A value such as
-    `Basic dXNlcjpwYXNzd29yZA==` is a user and a password; in the URL these are refused."""
+    """Environment variable with the API key of the servers at `urls`; empty: no key. A value such as `Basic
+    dXNlcjpwYXNzd29yZA==` is a user and a password, which are refused in a URL."""
 
     silent_s: float = 10.0
-    """Seconds without an answer to a ping after which one of several servers gets no more requests. Its requests go on
-    at the others."""
+    """Seconds without an answer to a ping after which one of several servers gets no more requests. Its running
+    requests continue at the other servers."""
 
     shared_folder: str = ""
     """Folder that the server of a remote engine sees under the same path, for weights; used if the server does not
@@ -189,8 +190,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def check_settings(engine: EngineConfig) -> None:
-    """Check that an engine of this kind has the settings that are not at their defaults. Raises BadInput for one
-    that it lacks."""
+    """Check that the settings that an engine of this kind does not have are at their defaults. Raises BadInput for a
+    setting that is not."""
     if engine.kind == "native":
         return
     advice = "leave it out; the server decides it"

@@ -1,4 +1,4 @@
-"""Answers of the token-level server that come in pieces: an engine's stream as server-sent events. Torch-free."""
+"""Streamed answers of the token-level server: an engine's stream as server-sent events. Torch-free."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 class EventStream(Response):
     """Stream of an engine as server-sent events. The first piece is already requested. The head is sent at once, so
-    that a client which has received it knows that the engine has the request."""
+    that a client with the head knows that the engine has the request."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class EventStream(Response):
         self._pieces, self._first, self._ended = pieces, first, ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events until the end of the stream, or until the client leaves."""
+        """Send events until the end of the stream, or until the client disconnects."""
         try:
             await unless_left(receive, self._tell(send))
         except ClientDisconnect:
@@ -46,7 +46,7 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def _event_bytes(self) -> AsyncGenerator[tuple[bytes, bool], None]:
-        """Yield each event, and whether more follow."""
+        """Yield each event's bytes, and whether more events follow."""
         try:
             async with aclosing(self._pieces):  # type: ignore[type-var]
                 piece = await self._first
@@ -61,7 +61,7 @@ class EventStream(Response):
 
 
 async def unless_left(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`. If the client leaves, cancel it and raise ClientDisconnect."""
+    """Return the result of `work`. If the client disconnects, cancel `work` and raise ClientDisconnect."""
     task, departure = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
     try:
         await asyncio.wait((task, departure), return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,7 @@
 """`Fleet`: several engines of one model that answer as one. Torch-free.
 
-A request whose engine dies or stands still goes on at another one, after the tokens that were told. The engines' random
-numbers depend on seed and position alone, so the turn has the tokens that it would have had (law 3).
+If the engine of a request dies or hangs, another engine continues the request after the tokens that were already sent.
+Random numbers depend only on seed and position, so the turn has the same tokens as without the loss (law 3).
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ PROMPTS, CONVERSATIONS = 4096, 1 << 16
 """Numbers of prompts and of conversations whose engine is remembered."""
 
 CATCH_UPS = 3
-"""Number of tries in a row to bring an engine that answers to the fleet's weights, before its keeper replaces it."""
+"""Number of failed attempts in a row to bring an engine that answers to the fleet's weights, before the keeper replaces
+it."""
 
 T = TypeVar("T")
 
@@ -36,20 +37,21 @@ class Fleet(Generic[E]):
     """Engines of one model that answer as one. Implements `Engine`.
 
     A conversation stays at the engine that has its KV cache, and a prompt at the engine that has read it, unless that
-    engine is full. An engine that dies, stands still or fails an update is lost: it gets no request until it serves the
-    fleet's weights again. For lost engines the fleet keeps the reference to the newest weights. One that answers
-    catches up as it is. One that does not, or that fails to `CATCH_UPS` times in a row, is for the keeper to replace.
-    If no engine is left, requests and updates wait for the keeper; without one they fail.
+    engine is full. An engine that dies, hangs or fails an update is lost: it gets no request until it serves the
+    fleet's weights again. For lost engines the fleet keeps the reference to the newest weights. A lost engine that
+    answers gets these weights. The keeper replaces an engine that does not answer, or fails to load the weights
+    `CATCH_UPS` times in a row. If no engine is left, requests and updates wait for the keeper; without a keeper they
+    fail.
 
     Args:
         engines: engines of equal weights and numerics, closed with the fleet.
-        absent: engines that do not answer yet. They join when they do.
-        room: number of requests at which an engine is full.
+        absent: engines that do not answer yet. They join when they answer.
+        room: number of requests at which an engine counts as full.
         silent_s: seconds without an answer to a ping after which an engine is lost.
         report: called when an engine is lost or comes back.
 
     Attributes:
-        engines: the engines, also the absent ones; in events and metrics an engine has its place here as its number.
+        engines: all engines, absent ones too; an engine's number in events and metrics is its index here.
     """
 
     def __init__(
@@ -80,14 +82,14 @@ class Fleet(Generic[E]):
 
     @property
     def version(self) -> int:
-        """Lowest version of the routed engines; of all engines if none is routed."""
+        """Lowest version of the routed engines, those that get requests; of all engines if none is routed."""
         return min(member.engine.version for member in self._routed or self._members)
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Sums of the engines' metrics, and the highest of their maxima; engines_now, the number of routed engines; and
-        moved, the number of requests that went on at another engine. Of each of several engines, under its number:
-        completions, tokens (generated) and requests_now."""
+        """Metrics of all engines together: sums, and for maxima the highest; engines_now, the number of routed engines;
+        and moved, the number of requests that continued at another engine. For each of several engines, under its
+        number: completions, tokens (generated) and requests_now."""
         total = {"engines_now": float(len(self._routed)), "moved": float(self._moved)}
         for member in self._members:
             own = member.engine.metrics
@@ -104,8 +106,8 @@ class Fleet(Generic[E]):
         return await completion_of(self._pieces(request, streams=False))
 
     def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
-        """Sample in pieces. If an engine is lost whose turns do not go on elsewhere, the turn begins again, unless a
-        piece of it was read: then it fails."""
+        """Sample one turn in pieces. If the engine is lost and another engine cannot continue its turns (`continues`),
+        the turn begins again; if a piece of the turn was already read, the request fails."""
         return self._pieces(request, streams=True)
 
     async def _pieces(self, request: GenerateRequest, *, streams: bool) -> AsyncIterator[Delta | Completion]:
@@ -174,13 +176,9 @@ class Fleet(Generic[E]):
             await self._tell(home, partial(home.engine.release, conversation))
 
     async def pull(self, ref: WeightRef) -> None:
-        """Serve other weights at all routed engines. Those that fail are lost, unless all fail. Lost engines catch up
-        meanwhile.
-
-        Raises:
-            WeightsError: no engine serves the new weights, or the engines are asleep.
-            EngineError: no engine serves them, and the served version is unknown.
-        """
+        """Serve new weights at all routed engines. Engines that fail are lost, unless all fail. Lost engines get the
+        weights later. Raises WeightsError if no engine serves the new weights, or the engines are asleep. Raises
+        EngineError if no engine serves the new weights, and the served version is unknown."""
         await self._someone()
         async with self._updating:
             if self._asleep:
@@ -189,8 +187,8 @@ class Fleet(Generic[E]):
             await self._take(ref, self._some_routed())
 
     async def sleep(self) -> None:
-        """Let all routed engines sleep. One that is lost meanwhile has nothing to give back; one that comes back stays
-        out until the others wake."""
+        """Let all routed engines sleep. An engine that is lost meanwhile needs no sleep; an engine that comes back gets
+        no requests until the others wake."""
         async with self._updating:
             routed = self._routed if self._waits else self._some_routed()
             self._asleep = True
@@ -201,8 +199,8 @@ class Fleet(Generic[E]):
                 raise
 
     async def wake(self, ref: WeightRef) -> None:
-        """Let all engines serve these weights again. Those that fail are lost, unless all fail: then those that are
-        still asleep stay so. If all were lost in their sleep, wait for the keeper's new ones."""
+        """Wake all engines with these weights. Engines that fail are lost, unless all fail: then sleeping engines stay
+        asleep. If all engines were lost during their sleep, wait for new engines of the keeper."""
         async with self._updating:
             if self._routed or not self._waits:
                 await self._take(ref, self._some_routed())
@@ -210,8 +208,8 @@ class Fleet(Generic[E]):
         await self._someone()
 
     async def _take(self, ref: WeightRef, routed: Sequence[FleetMember[E]]) -> None:
-        """Let engines serve weights, whether they are asleep or not. Those that fail are lost; if all do, raise an
-        error of theirs."""
+        """Let engines serve weights, whether they are asleep or not. Engines that fail are lost; if all engines fail,
+        raise one of their errors."""
         results = await asyncio.gather(*(self._wake(member, ref) for member in routed), return_exceptions=True)
         failed = {member: error for member, error in zip(routed, results, strict=True) if error is not None}
         for error in failed.values():
@@ -247,14 +245,14 @@ class Fleet(Generic[E]):
         return [member for member in self._members if member.lost is None]
 
     async def _someone(self) -> None:
-        """Wait for the keeper's engines if none is routed."""
+        """If no engine is routed, wait for new engines of the keeper."""
         while self._waits and not self._routed and not self.closed:
             self._keep_watch()
             self._back.clear()
             await self._back.wait()
 
     def _some_routed(self) -> list[FleetMember[E]]:
-        """Return the routed engines. Raises EngineError if there is none."""
+        """Return the routed engines. Raises EngineError if no engine is routed, or the fleet is closed."""
         if self.closed:
             raise EngineError("fleet: expected running engines, got closed ones; open another fleet")
         if routed := self._routed:
@@ -263,8 +261,8 @@ class Fleet(Generic[E]):
         raise EngineError(f"fleet: expected an engine that answers, got none: {causes}")
 
     def _member_for(self, request: GenerateRequest, version: int | None) -> FleetMember[E]:
-        """Choose the engine of a request among those that serve `version` (None: any) or a newer one, and remember it
-        for its conversation and its prompt. Raises EngineError if there is none."""
+        """Choose the engine of a request among routed engines that serve `version` (None: any) or a newer version.
+        Remember the engine for the request's conversation and prompt. Raises EngineError if no engine fits."""
         self._some_routed()
         routed, name, prompt = self._serving(version), request.conversation, hash(request.tokens)
         if not routed:
@@ -284,7 +282,7 @@ class Fleet(Generic[E]):
         return [member for member in self._routed if version is None or member.engine.version >= version]
 
     async def _until_served(self, version: int | None) -> None:
-        """Wait for the update under way if no routed engine serves a version yet."""
+        """If no routed engine serves a version yet, wait for the end of the running update."""
         if not self._serving(version):
             async with self._updating:
                 pass
@@ -294,7 +292,7 @@ class Fleet(Generic[E]):
         return min(members, key=lambda member: len(member.turns))
 
     async def _tell(self, member: FleetMember[E], ask: Callable[[], Awaitable[None]]) -> None:
-        """Call an engine; an error counts only if the engine is not lost."""
+        """Call an engine. An error is raised only if the engine is not lost."""
         try:
             with self._at(member, call := FleetTurn("")):
                 await member.wait(call, ask)
@@ -304,7 +302,7 @@ class Fleet(Generic[E]):
 
     @contextmanager
     def _at(self, member: FleetMember[E], turn: FleetTurn) -> Iterator[None]:
-        """Count a request at an engine, which is watched meanwhile."""
+        """Count a request at an engine within the context; the engine is watched meanwhile."""
         member.turns.add(turn)
         self._keep_watch()
         try:
@@ -319,13 +317,14 @@ class Fleet(Generic[E]):
             self._watching = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
-        """Ping engines that have requests or are lost, while there are any."""
+        """Ping engines that have requests or are lost, as long as there are such engines."""
         while watched := [member for member in self._members if member.turns or member.lost is not None]:
             await asyncio.gather(*map(self._look_at, watched))
             await asyncio.sleep(self._silent_s / 2)
 
     async def _look_at(self, member: FleetMember[E]) -> None:
-        """Leave an engine out that does not answer, and let a lost one catch up that does."""
+        """Ping an engine. If it does not answer, count it as lost; if it is lost and answers, bring it to the fleet's
+        weights."""
         if member.lost is None:
             await self._is_lost(member, None)
         elif member not in self._catching_up or self._catching_up[member].done():
@@ -340,8 +339,8 @@ class Fleet(Generic[E]):
                 self._catching_up[member] = asyncio.create_task(self._catch_up(member, same))
 
     async def _is_lost(self, member: FleetMember[E], error: EngineError | None) -> bool:
-        """Ping an engine, which may have raised an error; return whether it is lost. If not, the error is of the
-        request alone."""
+        """Ping an engine whose request may have raised `error`, and return whether the engine is lost. If it is not
+        lost, the error is of the request alone."""
         if member.lost is None:
             cause, silent = "", False
             try:
@@ -359,7 +358,7 @@ class Fleet(Generic[E]):
         return await self._in_time(member.engine.ping())
 
     async def _in_time(self, answer: Awaitable[T]) -> T:
-        """Return an answer. Raises EngineError if it does not come in time."""
+        """Wait for an engine's answer. Raises EngineError if there is no answer within `silent_s`."""
         try:
             async with asyncio.timeout(self._silent_s):
                 return await answer
@@ -367,7 +366,7 @@ class Fleet(Generic[E]):
             raise EngineError(f"no answer within {self._silent_s:g} s") from None
 
     def _lose(self, member: FleetMember[E], cause: str) -> None:
-        """Send no more requests to an engine, and end the waits for it."""
+        """Count an engine as lost: it gets no more requests, and waits for its answers end."""
         if member.lost is not None or self.closed:
             return
         member.lost, member.losses, member.has_replied = cause, member.losses + 1, False
@@ -396,7 +395,7 @@ class Fleet(Generic[E]):
             self._keeper.replied(member.engine)
 
     async def _catch_up(self, member: FleetMember[E], same: bool) -> None:
-        """Bring a lost engine to the fleet's weights. `same`: its process was not restarted."""
+        """Bring a lost engine to the fleet's weights. `same`: the engine's process was not restarted."""
         try:
             if not same:
                 await member.engine.restore()
@@ -414,14 +413,14 @@ class Fleet(Generic[E]):
 
 
 def _newest(request: GenerateRequest, told: Sequence[Delta]) -> int | None:
-    """Return the version that sampled the last token of a turn, below which its rest must not fall: a replay serves
-    versions in their order. None if there is no such version; versions of other adapters than the engine's own are not
-    known to a fleet."""
+    """Return the version that sampled the last token of a turn. The rest of the turn must not be of an older version,
+    because a replay serves versions in their order. None if no token was sampled, or the request names an adapter: a
+    fleet does not know the versions of adapters."""
     return told[-1].versions.values[-1] if told and told[-1].versions.values and request.adapter is None else None
 
 
 def _remember(places: OrderedDict[Any, FleetMember[E]], key: object, member: FleetMember[E], most: int) -> None:
-    """Remember the engine of a key, and forget the key that was used the longest ago if there are too many."""
+    """Remember the engine of a key; with more than `most` keys, forget the key used longest ago."""
     places[key] = member
     places.move_to_end(key)
     if len(places) > most:

@@ -1,4 +1,4 @@
-"""Members of a fleet: what it needs of an engine, and of whatever starts its engines again. Torch-free."""
+"""Members of a fleet, and its interfaces to an engine and to a keeper, which restarts engines. Torch-free."""
 
 from __future__ import annotations
 
@@ -14,33 +14,29 @@ T = TypeVar("T")
 
 
 class FleetEngine(Engine, Protocol):
-    """Engine of a fleet; an extension of `Engine`. `node` is the name of its machine, "" before it has answered."""
+    """Engine of a fleet; an extension of `Engine`. `node` is the name of the engine's machine, "" before its first
+    answer."""
 
     node: str
 
     @property
     def place(self) -> str:
-        """Name for the user, such as its address."""
+        """Name of the engine in messages, such as its address."""
         ...
 
     @property
     def continues(self) -> bool:
-        """Whether another engine goes on with a turn in its middle: deltas have versions, and the request for the rest
-        has the tokens that this engine would have sampled."""
+        """Whether another engine can continue a turn of this engine with the same tokens. Deltas then have versions."""
         ...
 
     async def ping(self) -> bool:
-        """Return whether the process that answers is the one that was sent weights, and not a new one in its place.
-        Raises EngineError if none answers, or its engine is broken."""
+        """Return whether the process that answers is the one that got the weights, and not a restarted one. Raises
+        EngineError if no process answers, or its engine is broken."""
         ...
 
     async def restore(self) -> None:
-        """Send a new process the weights that the run began with, as version 0.
-
-        Raises:
-            WeightsError: they were refused.
-            EngineError: no process answers, or it computes otherwise.
-        """
+        """Send the run's first weights to a new process, as version 0. Raises WeightsError if the process refused the
+        weights. Raises EngineError if no process answers, or its numerics differ from the run's."""
         ...
 
     async def drop(self, adapter: str) -> None:
@@ -53,11 +49,11 @@ Kept = TypeVar("Kept", contravariant=True)
 
 
 class Keeper(Protocol[Kept]):
-    """Starter of a fleet's engines, which starts them again. Its methods return at once."""
+    """Owner of a fleet's engine processes, which restarts them. Its methods return at once."""
 
     def lost(self, engine: Kept) -> None:
-        """Replace an engine that does not answer, or cannot be brought to the fleet's weights. Called again as long as
-        that is so."""
+        """Replace an engine that does not answer, or fails to load the fleet's weights. The fleet calls this again
+        until the engine is back."""
 
     def replied(self, engine: Kept) -> None:
         """Note that an engine has answered a request, for the first time since it joined the fleet or came back."""
@@ -78,8 +74,8 @@ class FleetTurn:
     """Request in flight.
 
     Attributes:
-        id: its id; "" for another call, such as an update.
-        wait: wait for its engine, which ends at once if the engine is lost.
+        id: id of the request; "" for another call, such as an update.
+        wait: timeout of the wait for the engine, which is ended at once if the engine is lost.
     """
 
     id: str
@@ -92,9 +88,9 @@ class FleetMember(Generic[E]):
     """Engine of a fleet.
 
     Attributes:
-        lost: why no request is sent to it; None while it is routed.
-        failures: number of times in a row that it was reached, and could not be brought to the fleet's weights.
-        has_replied: whether it has answered a request since it joined the fleet or came back.
+        lost: reason why the engine gets no requests; None while it gets requests (is routed).
+        failures: number of times in a row that the engine answered, but failed to load the fleet's weights.
+        has_replied: whether the engine has answered a request since it joined the fleet or came back.
     """
 
     engine: E

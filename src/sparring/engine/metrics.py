@@ -29,12 +29,12 @@ class Latencies:
         self.by_name = {name: Histogram() for name in ("time_to_first_token_s", "time_per_token_s", "request_s")}
 
     def began(self, request: TimedRequest) -> None:
-        """Observe that a request has its first token."""
+        """Record that a request has its first token."""
         request.began_s = time.perf_counter()
         self.by_name["time_to_first_token_s"].observe(request.began_s - request.asked_s)
 
     def ended(self, request: TimedRequest, num_tokens: int) -> None:
-        """Observe that a request is complete, with `num_tokens` tokens."""
+        """Record that a request is complete, with `num_tokens` tokens."""
         now = time.perf_counter()
         self.by_name["request_s"].observe(now - request.asked_s)
         if num_tokens > 1:
@@ -42,8 +42,9 @@ class Latencies:
 
 
 def count_step(metrics: dict[str, float], chunks: list[Chunk], sampled: list[list[int]]) -> None:
-    """Add one call into the kernels to the engine's counts. It has to be counted before its tokens are added to their
-    sequences, because a request without sampled tokens, or with more than one token to compute, counts as prefill.
+    """Add one call into the kernels to the engine's counts. This must be done before the call's tokens are added to
+    their sequences, because a request without sampled tokens, or with more than one token to compute, counts as
+    prefill.
 
     Args:
         metrics: counts by name, as `NativeEngine.metrics` lists them; changed in place.

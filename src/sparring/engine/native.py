@@ -25,12 +25,12 @@ from sparring.weights.upload import upload_bytes
 
 
 class NativeEngine:
-    """Engine that serves one model. Implements `Engine`. All tensor work happens on the thread of its `EngineWorker`:
-    this class checks requests, hands them over and waits for the answers.
+    """Engine that serves one model. Implements `Engine`. All tensor work happens on the thread of an `EngineWorker`;
+    this class checks requests, passes them to the thread and waits for the answers.
 
     Args:
-        model: model to serve, owned by the engine from now on; the trainer has another one. Its adapter, if any,
-            becomes the engine's own.
+        model: model to serve, used by the engine alone from now on; the trainer has another copy. An adapter of the
+            model becomes the engine's own adapter.
         name: name of the model in the run; updates of other models are refused.
         version: version of the weights that `model` holds.
         threads: CPU threads of the engine's thread; 0 keeps torch's number.
@@ -47,7 +47,7 @@ class NativeEngine:
 
     @property
     def version(self) -> int:
-        """Version of the weights that serve requests without an adapter's name."""
+        """Version of the weights for requests that name no adapter."""
         return self._worker.version
 
     @property
@@ -91,7 +91,7 @@ class NativeEngine:
         )
 
     async def check(self) -> None:
-        """Check that requests are answered. Raises EngineError, as every request would, if they are not."""
+        """Check that requests are answered. Raises the EngineError that every request would get otherwise."""
         if (problem := self._worker.problem) is not None:
             raise EngineError(str(problem))
 
@@ -102,9 +102,9 @@ class NativeEngine:
         return completion
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
-        """Sample one turn in pieces. A piece follows every call into the kernels, which takes about `worker.PIECE_S`
-        while a caller reads, or one step if a step is longer. A slow reader delays no other request: pieces that it has
-        not read are joined."""
+        """Sample one turn in pieces. Each call into the kernels yields a piece. While a caller reads, a call takes
+        about `worker.PIECE_S`, or one step if a step is longer. A slow reader delays no other request: its unread
+        pieces are joined."""
         async with (
             self._serving(await self._sequence(request, Reply(streams=True))) as reply,
             aclosing(reply.pieces()) as pieces,
@@ -118,7 +118,7 @@ class NativeEngine:
     async def score(self, request: ScoreRequest) -> Scores:
         """Compute log-probabilities of given tokens, scheduled with the requests that generate and within the same
         budgets; in exact numerics they are bitwise equal to those of the trainer's forward. An update of the weights
-        restarts the request, so that its whole result has one version. An aborted request raises EngineError."""
+        restarts the request, so that the whole result has one version. An aborted request raises EngineError."""
         check_score(request, self._limits)
         self._arrivals += 1
         async with self._serving(Sequence.to_score(request, Reply(), arrival=self._arrivals)) as reply:
@@ -129,23 +129,24 @@ class NativeEngine:
         self._worker.tell(lambda: self._worker.scheduler.release(conversation))
 
     async def pull(self, ref: WeightRef) -> None:
-        """Serve other weights: stage them, then swap and verify them between two steps; returning acknowledges the
-        update. Parked conversations are dropped; `engine.update.live_kv` decides about the keys and values of running
-        requests.
+        """Serve new weights: stage them, then swap and verify them between two steps. The return of this call
+        acknowledges the update. Parked conversations are dropped; `engine.update.live_kv` decides about the keys and
+        values of running requests.
 
         A reference to an adapter loads it next to the other adapters, or replaces its older version; the base model
         cannot change while adapters are loaded.
 
         On any failure the served version is either the old or the new one, completely. A caller that missed the
-        acknowledgement (because it was cancelled, for example) may ask again: the served version is acknowledged again.
-        Raises WeightsError if the update failed its verification or is late; the engine keeps serving the old version.
+        acknowledgement (for example because it was cancelled) may call again: the served version is acknowledged again.
+        Raises WeightsError if the update failed its verification or took too long; the engine keeps serving the old
+        version.
         """
         await self._take(ref, wakes=False)
 
     async def sleep(self) -> None:
-        """Give the memory of weights, of their packed copies and of the cache back to the system. Requests that run
-        continue after the wake, after the tokens that they have sampled; an update that is under way is refused. An
-        engine with adapters, or on a GPU, cannot sleep."""
+        """Give the memory of weights, of their packed copies and of the cache back to the system. Running requests
+        continue after the wake, after the tokens that they have sampled. Updates in progress are refused. An engine
+        with adapters, or on a GPU, cannot sleep."""
         await self._worker.call(EngineError, f"engine {self._name}: sleep", self._worker.sleep)
 
     async def wake(self, ref: WeightRef) -> None:
@@ -173,7 +174,7 @@ class NativeEngine:
             update.claim()
 
     async def drop(self, adapter: str) -> None:
-        """Serve no new request with an adapter. It is unloaded when its running requests have finished."""
+        """Serve no new request with an adapter. The adapter is unloaded when its running requests have finished."""
         await self._worker.call(EngineError, f"adapter {adapter}", lambda: self._worker.drop(adapter))
 
     async def close(self) -> None:
@@ -182,7 +183,7 @@ class NativeEngine:
 
     @asynccontextmanager
     async def _serving(self, sequence: Sequence) -> AsyncIterator[Reply]:
-        """Pass a request to the engine's thread, and drop it if the caller leaves before its answer."""
+        """Pass a request to the engine's thread. If the caller leaves before the answer, drop the request."""
         self._worker.ask(lambda: self._worker.add(sequence))
         try:
             yield sequence.reply
@@ -191,7 +192,8 @@ class NativeEngine:
                 self._worker.tell(lambda: self._worker.scheduler.remove(sequence))
 
     async def _sequence(self, request: GenerateRequest, reply: Reply) -> Sequence:
-        """Check a request and make its sequence. If it asks for prompt_logprobs, its prompt is scored first."""
+        """Check a request and make its `Sequence`. If the request asks for prompt_logprobs, its prompt is scored
+        first."""
         max_new = check_request(request, self._limits)
         self._worker.check_adapter(request.adapter)
         self._arrivals += 1

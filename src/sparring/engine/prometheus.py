@@ -10,8 +10,8 @@ BOUNDS_S = tuple(base * 10.0**exponent for exponent in range(-4, 3) for base in 
 
 
 class Histogram:
-    """Counts of values per bucket, with bounds `BOUNDS_S`. One thread observes; others may read, and miss at most the
-    newest value."""
+    """Counts of values per bucket, with bounds `BOUNDS_S`. One thread calls `observe`; other threads may read, and miss
+    at most the newest value."""
 
     def __init__(self) -> None:
         self.counts = [0] * (len(BOUNDS_S) + 1)
@@ -23,7 +23,7 @@ class Histogram:
         self.total += value
 
     def lines(self, name: str) -> Iterator[str]:
-        """Write the histogram's series; each bucket includes the smaller ones."""
+        """Write the histogram's series; each bucket includes the counts of the smaller buckets."""
         below = 0
         for bound, count in zip((*BOUNDS_S, float("inf")), list(self.counts), strict=True):
             below += count
@@ -58,6 +58,6 @@ def exposition(
 
 
 def _unit(name: str) -> str:
-    """Write the unit out and drop the suffix of levels."""
+    """Spell a final `_s` as `_seconds`; drop `_now`."""
     name = name.removesuffix("_now")
     return f"{name.removesuffix('_s')}_seconds" if name.endswith("_s") else name

@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt, for a request that asks for them. Torch-free."""
+"""Log-probabilities of a prompt, for requests with `prompt_logprobs`. Torch-free."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Prompts that a server remembers by conversation, so that clients send only what follows. Torch-free.
+"""Prompts that a server remembers by conversation, so that clients send only the new ids. Torch-free.
 
-A prompt usually begins with the conversation so far, which is the last prompt and its reply. The server remembers these
-ids, and the client their number and digest. The client sends number, digest and the new ids. A server that does not
-have such ids, because it restarted or made room for others, refuses, and the client sends the whole prompt. So a prompt
-is restored exactly or not at all.
+A prompt usually begins with the conversation so far: the last prompt and its reply. The server remembers these ids, the
+client their number and digest. The client sends number, digest and the new ids. A server that has no such ids, because
+it restarted or forgot the conversation, refuses the request, and the client sends the whole prompt. So a prompt is
+restored exactly or not at all.
 
-The digest is xxh3-128 of the ids as text with a comma behind each, which the client writes anyway.
+The digest is xxh3-128 of the ids as text, each followed by a comma; the client writes this text for the request anyway.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Tokens = tuple[int, ...]
 
 
 class KnownPrompt(NamedTuple):
-    """Whole prompt of a request, its reply if that has come, and the digest of their ids."""
+    """Whole prompt of a request, its reply if there is one already, and the digest of all these ids."""
 
     tokens: Tokens
     digest: xxhash.xxh3_128
@@ -40,8 +40,8 @@ class KnownPrompt(NamedTuple):
 
 
 class KnownPrompts:
-    """Ids that a server remembers, by conversation, at most `most_tokens` in all: it forgets the conversations whose
-    last turn is the longest ago."""
+    """Ids that a server remembers, by conversation, at most `most_tokens` in all. The conversations with the oldest
+    last turn are forgotten first."""
 
     def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
         self._most = most_tokens
@@ -63,7 +63,7 @@ class KnownPrompts:
         return KnownPrompt(known.tokens + (known.reply + tokens), _digest(known.digest, tokens))
 
     def remember(self, conversation: str | None, prompt: KnownPrompt, reply: Tokens = ()) -> None:
-        """Remember a prompt and its reply, with which the conversation's next prompt may begin."""
+        """Remember a prompt and its reply: the conversation's next prompt may begin with them."""
         if conversation is None:
             return
         self.forget(conversation)
@@ -87,14 +87,14 @@ class SentPrompt(NamedTuple):
 
 
 class SentPrompts:
-    """What a client knows of the ids that its server remembers, by conversation."""
+    """Numbers and digests of the ids that a client's server remembers, by conversation."""
 
     def __init__(self) -> None:
         self._sent: dict[str, SentPrompt] = {}
 
     def shortened(self, form: wire.GenerateForm) -> tuple[wire.GenerateForm, SentPrompt]:
-        """Return a form without the ids that the server remembers, if the prompt begins with them, and the whole
-        prompt."""
+        """Return the form of a request, and number and digest of its whole prompt. If the prompt begins with ids that
+        the server remembers, the form has only the other ids."""
         text, prefix, start = _text(form.tokens), None, 0
         sent = self._sent.get(form.conversation or "")
         digest = xxhash.xxh3_128()
@@ -109,7 +109,7 @@ class SentPrompts:
         return short, SentPrompt(len(form.tokens), len(text), digest)
 
     def remember(self, conversation: str | None, prompt: SentPrompt, reply: Tokens = ()) -> None:
-        """Remember a prompt and its reply as what the server remembers."""
+        """Record that the server remembers a prompt and its reply."""
         if conversation is None:
             return
         text = _text(reply)

@@ -1,4 +1,4 @@
-"""Answers that callers wait for: set by the engine's thread, read on the caller's event loop. Torch-free."""
+"""Answers to callers: set by the engine's thread, awaited on the caller's event loop. Torch-free."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Delivery = tuple[asyncio.AbstractEventLoop, Callable[[], None]]
 class Reply:
     """Answer to one call: a result or an error. Created on the event loop of the caller.
 
-    With `streams` it also delivers deltas. Deltas that a slow reader has not read are joined, so the engine never waits
-    for a reader, and no more than the answer is stored.
+    With `streams` the reply also delivers deltas. Deltas that a slow reader has not read are joined, so the engine
+    never waits for a reader, and no more than the answer is stored.
 
     Attributes:
         asked_s: time of the call, by `time.perf_counter`.
-        began_s: time of its first token.
+        began_s: time of the first token, by the same clock.
     """
 
     def __init__(self, *, streams: bool = False) -> None:
@@ -50,7 +50,7 @@ class Reply:
 
     async def pieces(self) -> AsyncGenerator[Delta | Completion, None]:
         """Yield deltas as they arrive and finally the Completion. An error is raised after the tokens sampled before
-        it."""
+        the error."""
         while self._deltas or not self._future.done():
             await self._news.wait()
             self._news.clear()
@@ -60,11 +60,12 @@ class Reply:
         yield await self._future
 
     def extend(self, delta: Delta) -> Delivery:
-        """Return the action, for the event loop, that adds sampled tokens."""
+        """Return the function, to be run by `deliver`, that adds sampled tokens."""
         return self._loop, partial(self._extend, delta)
 
     def settle(self, result: Any) -> Delivery:
-        """Return the action, for the event loop, that sets the result; an exception is raised in the caller."""
+        """Return the function, to be run by `deliver`, that sets the result. An exception as result is raised in the
+        caller."""
         return self._loop, partial(self._settle, result)
 
     def _extend(self, delta: Delta) -> None:
@@ -82,7 +83,8 @@ class Reply:
 
 
 def deliver(deliveries: list[Delivery]) -> None:
-    """Run actions with one call into each event loop; actions for a closed loop are dropped."""
+    """Run the functions of `deliveries` on their event loops, with one call into each loop; functions for a closed loop
+    are dropped."""
     by_loop: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = defaultdict(list)
     for loop, action in deliveries:
         by_loop[loop].append(action)

@@ -20,11 +20,11 @@ from sparring.model.padding import scored_part
 
 class RewardModel:
     """Reward model on a thread of its own. Implements `ValueModel`. Texts are packed and computed by the trainer's
-    module as in training: in exact numerics a text's value has the same bits in any batch and in training. It is read
-    where transformers reads it: padding at the end of a text does not count.
+    module as in training: in exact numerics a text's value has the same bits in any batch and in training. The value is
+    read at the same token as in transformers: padding at the end of a text does not count.
 
     Args:
-        model: model with a scalar head; it must have no other user.
+        model: model with a scalar head, used by this object alone.
         token_budget: maximum number of distinct tokens computed at once.
         threads: CPU threads; 0 keeps torch's number.
     """
@@ -36,9 +36,9 @@ class RewardModel:
         self._worker = ThreadPoolExecutor(1, "reward", initializer=torch.set_num_threads, initargs=(count,))
 
     async def values(self, texts: Sequence[Sequence[int]]) -> list[float]:
-        """Return the value of each text: the head's output after its last token that is no padding. Common prompts of
-        texts are computed once. Raises EngineError if a text is empty or longer than the model's positions, or the
-        model failed."""
+        """Return the value of each text: the head's output at the last token that is not padding. Common prompts of
+        texts are computed once. Raises EngineError if a text is empty or has more tokens than the model has positions,
+        or the model failed."""
         for text in texts:
             if not 0 < len(text) <= self._model.max_positions:
                 length = f"{len(text)}; shorten it"

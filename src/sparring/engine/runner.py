@@ -1,4 +1,4 @@
-"""Computation of a step: from its chunks to sampled tokens, by the model's forward and the sampler.
+"""Computation of a step: from chunks to sampled tokens, by the model's forward and the sampler.
 
 Shapes: B sequences, N new tokens, P pages per sequence, M sequences that sample, D width.
 """
@@ -39,7 +39,8 @@ differently."""
 
 
 class Runner:
-    """Pages of the cache, and data of running requests by slot, so that a step copies little."""
+    """Computation of steps, with the pages of the cache, and data of running requests by slot so that a step copies
+    little."""
 
     def __init__(self, model: CausalModel, sizes: Sizes, *, page_size: int, max_running: int) -> None:
         self._model = model
@@ -66,12 +67,12 @@ class Runner:
 
     @property
     def most_steps(self) -> int:
-        """Maximum number of steps of one call."""
+        """Maximum number of steps of one call of `step`."""
         return self._compute.most_steps
 
     def step(self, chunks: list[Chunk], steps: int) -> SampledTokens:
-        """Compute the chunks and sample for those with `samples`, in their order. Repeat this for up to `steps` steps
-        in all, above 1 only if all chunks generate. Scored rows are added to their sequences."""
+        """Compute the chunks, and sample for chunks with `samples`, in their order. Repeat this for up to `steps` steps
+        in all; more than one step is allowed only if all chunks generate. Scores are added to their sequences."""
         rows = self._rows(chunks, steps)
         if 0 not in rows.samples or not any(map(_is_scored, chunks)):
             return self._compute(rows)
@@ -106,13 +107,14 @@ class Runner:
         give_back(0)
 
     def interrupt(self, wanted: bool) -> None:
-        """Ask the running multi-step call to return after its current step; `False` clears the request. Thread-safe."""
+        """Ask a running call of several steps to return after its current step; `wanted` = False clears this.
+        Thread-safe."""
         self._interrupt[0] = wanted
 
     def probe(self, tokens: Rows[int], adapter: int = -1) -> tuple[list[float], list[float], list[float]]:
-        """Compute a probe under the present weights and the given adapter. Return log-probabilities of tokens[1:] by
-        the trainer's forward; the log-probability of the token that one generation step draws after a prefix of at most
-        one page; and the same token's by the trainer's forward."""
+        """Compute a probe under the present weights and an adapter (-1: none). Return the log-probabilities of
+        tokens[1:] by the trainer's forward; the log-probability of the token that one generation step draws after a
+        prefix of at most one page; and that token's log-probability by the trainer's forward."""
         device = self._model.device
         row, targets = (torch.tensor(part, device=device) for part in (tokens[:-1], tokens[1:]))
         with self._model.adapters.assign_rows(np.full(len(row), adapter)):
@@ -136,7 +138,8 @@ class Runner:
         return logprobs, sampled.logprobs[0], likeliest.logprob.tolist()
 
     def _score(self, chunk: Chunk, hidden: torch.Tensor) -> None:
-        """Append the requested scores of a chunk's rows to its sequence, from their hidden[count, D]."""
+        """Append the requested scores of a chunk's tokens to its sequence. `hidden` [count, D] is the model's output at
+        these tokens."""
         sequence, begin, count, _ = chunk
         request, scored_from = sequence.request, sequence.scored_from
         assert isinstance(request, ScoreRequest) and scored_from is not None
@@ -174,8 +177,8 @@ class Runner:
         return rows if rows.independent else rows._replace(steps=1)
 
     def _note(self, sequence: Sequence) -> bool:
-        """Update a sequence's slot: while it runs, its pages are only appended to. Return whether the sequence is new
-        in the slot."""
+        """Update the data of a sequence's slot: to the pages of a running sequence, others are only appended. Return
+        whether the sequence is new in the slot."""
         num_pages, pages = sequence.table_length, sequence.pages
         slots, slot = self._slots, sequence.slot
         if num_pages == 0:
@@ -201,7 +204,7 @@ class Runner:
 
 class HostPages:
     """Pages in host memory for conversations that were evicted from the cache. The first dimension is the page, then
-    layer and the rest as in the cache, so that a page is contiguous.
+    the layer and the other dimensions as in the cache, so that a page is contiguous.
 
     For a cache on a GPU the memory is pinned. Memory that was never written costs nothing.
     """

@@ -1,4 +1,4 @@
-"""Replay of requests: their tokens wait for the weight versions that sampled them before. Torch-free."""
+"""Replay of requests: each token waits for the weight version that sampled it in the recorded run. Torch-free."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sparring.generation import GenerateRequest, Recorded, Runs
 
 
 class Schedule:
-    """Weight versions under which a request was sampled before, token by token."""
+    """Weight versions that sampled a request's tokens in the recorded run, token by token."""
 
     __slots__ = ("_bounds", "_kv_bounds", "_kv_values", "_stops", "_values")
 
@@ -20,8 +20,8 @@ class Schedule:
         self._stops = sorted({*self._bounds, *self._kv_bounds})
 
     def waits(self, num_sampled: int, version: int) -> bool:
-        """Return True if the next token needs newer weights than `version`. A version that has passed is not served
-        again: its tokens are then sampled by the served weights, and the completion records these."""
+        """Return True if the next token needs newer weights than `version`. Older versions are not served again: tokens
+        of an older version are sampled by the served weights, whose version the completion records."""
         return _value_at(self._bounds, self._values, num_sampled) > version
 
     def steps(self, num_sampled: int) -> int | None:
@@ -29,14 +29,14 @@ class Schedule:
         return next((stop - num_sampled for stop in self._stops if stop > num_sampled), None)
 
     def reads_again(self, num_sampled: int, oldest: int) -> bool:
-        """Return True if the recorded request recomputed its keys and values before the next token. `oldest` is the
-        oldest version of the replayed request's present keys and values."""
+        """Return True if, in the recorded run, the request's keys and values were recomputed before the next token.
+        `oldest` is the oldest version of its present keys and values."""
         return _value_at(self._kv_bounds, self._kv_values, num_sampled) > oldest
 
 
 class Replays:
-    """Schedules of the requests that are replayed; `all_wait` if every request waits for newer weights. Without any it
-    costs a step nothing."""
+    """Schedules of the requests that are replayed. `all_wait` is True if every request waits for newer weights. Without
+    such requests a step costs nothing more."""
 
     def __init__(self) -> None:
         self._schedules: dict[Sequence, Schedule] = {}
@@ -60,7 +60,8 @@ class Replays:
         return [sequence for sequence in sequences if not self._waits(sequence)]
 
     def outdated(self, running: list[Sequence]) -> list[Sequence]:
-        """Return the running requests whose recorded keys and values were recomputed before the next token."""
+        """Return the running requests whose keys and values were recomputed before the next token in the recorded
+        run."""
         return [
             sequence
             for sequence in (running if self._schedules else ())
@@ -70,14 +71,14 @@ class Replays:
         ]
 
     def steps(self, sequences: Iterable[Sequence], most: int) -> int:
-        """Return the number of steps, at most `most`, before the recorded versions of a request change."""
+        """Return the number of steps, at most `most`, before the recorded versions change in one of these requests."""
         for sequence in sequences if self._schedules else ():
             if (schedule := self._schedules.get(sequence)) is not None:
                 most = min(most, schedule.steps(len(sequence.logprobs)) or most)
         return most
 
     def planned(self, sequences: Iterable[Sequence]) -> None:
-        """Note after a plan whether all of these requests wait."""
+        """Set `all_wait` after a plan: whether all of these requests wait for newer weights."""
         self.all_wait = bool(self._schedules) and all(self._waits(sequence) for sequence in sequences)
 
     def _waits(self, sequence: Sequence) -> bool:
@@ -91,5 +92,5 @@ def _bounds(runs: Runs) -> tuple[list[int], tuple[int, ...]]:
 
 
 def _value_at(bounds: list[int], values: tuple[int, ...], at: int) -> int:
-    """Return the value of a token; after the last run, the last value."""
+    """Return the value of the run that contains token `at`; after the last run, the last value."""
     return values[sum(bound <= at for bound in bounds)]

@@ -1,9 +1,9 @@
 """Plan of each step: continuous batching with chunked prefill over a limited number of pages. Torch-free.
 
-Requests are served by rank (priority, then the admission of their rollouts, then arrival). A step holds one token of
-every request that generates and, within the token budget, chunks of prompts. It cannot deadlock: a request is accepted
-only if it fits into the cache alone, all pages of a prompt are allocated at its admission, and when generation runs out
-of pages, the request of the lowest rank returns its pages and is prefilled again later.
+Requests are served by rank (priority, then the admission of their rollouts, then arrival). A step has one token of
+every request that generates and, within the token budget, chunks of prompts. There is no deadlock: a request is
+accepted only if it fits into the cache alone, all pages of a prompt are allocated at its admission, and when generation
+runs out of pages, the request of the lowest rank is preempted: its pages are freed, and it is prefilled again later.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from sparring.engine.weight_names import ServedWeights
 
 
 class Chunk(NamedTuple):
-    """Slice of a sequence computed in one step: `count` tokens from `begin`; `samples` if it ends with the sequence's
-    last token."""
+    """Slice of a sequence computed in one step: `count` tokens from `begin`. `samples` is True if the slice ends with
+    the sequence's last token, so that the next token is sampled."""
 
     sequence: Sequence
     begin: int
@@ -30,8 +30,8 @@ class Chunk(NamedTuple):
 
 
 class StepScheduler:
-    """Waiting and running requests, and their memory. While `draining`, only requests that have begun are served: those
-    that run or have sampled tokens."""
+    """Waiting and running requests, and their memory. While `draining`, only requests that run or have sampled tokens
+    are served."""
 
     def __init__(self, memory: PagedMemory, *, max_running: int, max_batch_tokens: int) -> None:
         self.memory, self.cache, self._sharing = memory, memory.cache, memory.sharing
@@ -45,7 +45,7 @@ class StepScheduler:
 
     @property
     def busy(self) -> bool:
-        """True while there is a request that the served weights can continue."""
+        """True if there are requests, and not all of them wait for newer weights."""
         return bool(self._waiting or self._running) and not self._replays.all_wait
 
     @property
@@ -70,7 +70,7 @@ class StepScheduler:
         self._sharing.add(sequence)
 
     def plan(self) -> list[Chunk]:
-        """Choose the chunks of the next step; their tokens count as computed from now on."""
+        """Choose the chunks of the next step. Their tokens count as computed from now on."""
         self.cache.trim()
         self._sharing.begin_step(self._waiting)
         self._make_way()
@@ -85,9 +85,9 @@ class StepScheduler:
         return chunks
 
     def steps_ahead(self, chunks: list[Chunk], most: int) -> int:
-        """Return the number of steps, at most `most`, that `chunks` can run without another plan: every sequence
-        generates and has pages for the tokens that it will sample. Further pages are allocated only if no running
-        request has to be preempted for them."""
+        """Return the number of steps, at most `most`, that `chunks` can run without another plan. It is above 1 only if
+        every sequence generates and has pages for the tokens that it will sample. Further pages are allocated only if
+        no running request has to be preempted for them."""
         if most == 1 or any(count > 1 or not samples for _, _, count, samples in chunks):
             return 1
         steps = min([most, *(sequence.max_new - len(sequence.logprobs) for sequence, *_ in chunks)])
@@ -107,8 +107,8 @@ class StepScheduler:
             self._publish(sequence)
 
     def finish(self, sequence: Sequence) -> None:
-        """Remove a finished request, and park its memory for its conversation if the served weights computed all of
-        it."""
+        """Remove a finished request. If the served weights computed all its keys and values, park its memory for its
+        conversation."""
         self._leave(sequence)
         self._replays.remove(sequence)
         conversation = sequence.conversation
@@ -117,16 +117,16 @@ class StepScheduler:
         self.memory.give_back(sequence)
 
     def recompute(self, served: ServedWeights, *, all_of_them: bool) -> None:
-        """Make the requests of these weights recompute their keys and values after an update: all of them, or only
-        requests in prefill, so that one version computes everything before their next sampled token, and requests to
-        score, whose result must be of one version."""
+        """Make requests of these weights recompute their keys and values after an update. `all_of_them` selects all
+        requests. Otherwise only requests in prefill, whose prompt one version should compute, and requests to score,
+        whose result must be of one version."""
         self._replays.all_wait = False
         for sequence in self._running[:]:
             if sequence.served is served and (all_of_them or sequence.reads):
                 self._suspend(sequence)
 
     def empty(self) -> None:
-        """Suspend all requests and forget everything that is computed, also what may be found by its contents."""
+        """Suspend all requests and drop all computed data, including pages that could be found by their contents."""
         self._replays.all_wait = False
         for sequence in self._running[:]:
             self._suspend(sequence)
@@ -137,8 +137,8 @@ class StepScheduler:
         return [sequence for sequence in self.sequences if sequence.request.id == request]
 
     def abort(self, request: str) -> list[Sequence]:
-        """Remove all requests with this id and return them. Running ones are finished, so that their conversations keep
-        the pages computed so far."""
+        """Remove all requests with this id and return them. Running requests are finished, so that their conversations
+        keep the pages computed so far."""
         sequences = self.find(request)
         for sequence in sequences:
             if sequence in self._running:
@@ -148,7 +148,7 @@ class StepScheduler:
         return sequences
 
     def remove(self, sequence: Sequence) -> None:
-        """Remove a waiting or running request; unknown ones are ignored."""
+        """Remove a waiting or running request; any other is ignored."""
         self._replays.remove(sequence)
         if sequence in self._waiting:
             self._waiting.remove(sequence)
@@ -167,7 +167,7 @@ class StepScheduler:
         return [chunk.sequence for chunk in chunks]
 
     def release(self, conversation: str) -> None:
-        """Drop a parked conversation, and do not park it again when its running request ends."""
+        """Drop a parked conversation, and do not park the conversation again when its running request ends."""
         self.memory.release(conversation)
         self.cache.lost.forget(conversation)
         for sequence in self.sequences:
@@ -182,7 +182,7 @@ class StepScheduler:
         return sequences
 
     def _make_way(self) -> None:
-        """Preempt requests of lower priority if one of a higher priority waits for a slot or pages."""
+        """Preempt requests of lower priority if a request of higher priority waits for a slot or pages."""
         slots = pages = 0
         for sequence in () if self.draining else tuple(self._waiting):
             if not self._running or not _above(sequence, self._running[-1]):
@@ -197,7 +197,7 @@ class StepScheduler:
 
     def _continue(self) -> tuple[list[Chunk], int]:
         """Plan the running requests: a token of each that generates, chunks of prompts within the budget. Return the
-        chunks and the rest of the budget."""
+        chunks and the remaining budget in tokens."""
         running = [(sequence, sequence.pending) for sequence in self._replays.ready(self._running)]
         budget = self._max_batch_tokens - sum(pending == 1 for _, pending in running)
         chunks: list[Chunk] = []

@@ -1,4 +1,4 @@
-"""An engine whose replies come from a script instead of a model."""
+"""Engine whose replies come from a script instead of a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Script = Callable[[GenerateRequest], Sequence[int]]
 
 @dataclass(eq=False, slots=True)
 class _Turn:
-    """A request in flight, the tokens sampled so far, and the version of each."""
+    """Request in flight, its tokens sampled so far, and the version of each token."""
 
     request: GenerateRequest
     sampled: list[int] = field(default_factory=list)
@@ -30,13 +30,13 @@ class ScriptedEngine:
     """Engine that returns scripted ids. Implements `Engine`. Log-probabilities are a function of version, position and
     token.
 
-    A script's ids are cut at the first stop id or stop string and at `max_tokens`; if it ends without a stop id, the
-    request's first stop id is appended, so that scripts need not know the format. A request emits nothing before the
-    engine's latency is over, then a token whenever its reader asks for one.
+    A script's ids are cut at the first stop id or stop string and at `max_tokens`; if a script ends without a stop id,
+    the request's first stop id is appended, so that scripts need not know the format. A request yields nothing before
+    the engine's latency is over, then a token whenever its reader asks for one.
 
     Args:
         version: weight version served at first.
-        latency_s: duration of a request (on the loop's clock).
+        latency_s: seconds before the first token of a request, by the event loop's clock.
         fail_on: numbers of the requests, counted from 1, that raise `EngineError`.
         refuse_on: numbers of the weight updates, counted from 1, that raise `WeightsError`.
 
@@ -117,7 +117,7 @@ class ScriptedEngine:
         self._changed()
 
     async def score(self, request: ScoreRequest) -> Scores:
-        """Refuse: a script has one token and no distribution."""
+        """Refuse: a script has no distribution over tokens."""
         raise EngineError(
             f"score {request.id}: expected a model's distribution, got a scripted engine; ask a native one"
         )
@@ -167,12 +167,13 @@ class ScriptedEngine:
             await self._news.wait()
 
     def _changed(self) -> None:
-        """Let waiting turns look again."""
+        """Wake waiting turns, so that they check their state again."""
         self._news.set()
         self._news = asyncio.Event()
 
     def _turn(self, request: GenerateRequest) -> Sequence[int]:
-        """Return the script's ids for a request; for the rest of a turn, those after the tokens that were told."""
+        """Return the script's ids for a request. If the prompt ends with `told` tokens of the turn, return only the ids
+        after them."""
         prompt = request.tokens[: len(request.tokens) - request.told]
         return self._script(replace(request, tokens=prompt, told=0) if request.told else request)[request.told :]
 

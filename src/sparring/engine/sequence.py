@@ -32,23 +32,24 @@ class Sequence:
 
     A step touches as little of each request as it can, because the computation empties the processor's caches.
 
-    A request to score is a prompt that samples nothing: all tokens but the last, which predicts nothing.
+    A request to score is a prompt that samples nothing: all its tokens but the last, which predicts no token to score.
 
     Attributes:
         computed: number of tokens whose keys and values are in `pages`, or will be after the planned step.
         lost: value of `computed` when the request was preempted.
         oldest: oldest weight version of the computed keys and values; None without any.
-        gone: number of first pages that were returned early, because no layer attends to them any more.
+        gone: number of first pages that were freed early, because no layer attends to them any more.
         state: slot of the recurrent state after the computed tokens; None in a model without recurrent layers.
         share_at: number of prompt tokens after which the state is copied for waiting requests; 0 for none.
         prompt_digests: digests by which prompts with a common prefix recognise each other.
         cached_tokens: tokens found in the cache when the request was first `admitted`.
-        slot: row in the runner's tables while the request runs, otherwise -1.
-        table_length: number of pages in that row; `stale` if more were allocated since.
-        read_at: number of sampled tokens when the request was last admitted; it is in prefill until it samples another.
-        served: weights that compute it, set when it is added to the waiting requests.
+        slot: row of the request in the runner's tables while the request runs, otherwise -1.
+        table_length: number of pages in that row. `stale` is True if more pages were allocated since.
+        read_at: number of sampled tokens when the request was last admitted; it is in prefill until it samples another
+            token.
+        served: weights that compute the request, set when it is added to the waiting requests.
         origins: (first token, sampling version, oldest version of keys and values) for each change of versions.
-        scored_from: first token that predicts one to score; None for a request that generates.
+        scored_from: index of the first token that predicts a token to score; None for a request that generates.
     """
 
     request: GenerateRequest | ScoreRequest
@@ -122,18 +123,19 @@ class Sequence:
 
     @property
     def reusable(self) -> list[int]:
-        """Tokens to look up in the cache. The last of them is computed in any case, and so are all rows to score."""
+        """Tokens to look up in the cache. The last of these tokens is always computed, and so are all tokens that
+        predict a token to score."""
         return self.tokens if self.scored_from is None else self.tokens[: self.scored_from + 1]
 
     @property
     def generated(self) -> GenerateRequest:
-        """The request to generate; only for a sequence that samples."""
+        """Request to generate of this sequence; not for a request to score."""
         assert isinstance(self.request, GenerateRequest)
         return self.request
 
     @property
     def turn(self) -> list[int]:
-        """Tokens of the turn so far, with those that were told in the request."""
+        """Tokens of the turn so far, including the last `told` tokens of the prompt."""
         return self.tokens[self.num_prompt - self.generated.told :]
 
     @property
@@ -149,7 +151,7 @@ class Sequence:
 
     @property
     def readable(self) -> int:
-        """Number of pending tokens that one step may compute: those up to the point at which its state is copied."""
+        """Number of pending tokens that one step may compute: at most up to `share_at`, where the state is copied."""
         return self.share_at - self.computed if self.share_at else self.pending
 
     @property
@@ -166,8 +168,8 @@ class Sequence:
         kept: list[bytes] | None = None,
         tops: list[Top] | None = None,
     ) -> None:
-        """Append sampled tokens up to the one that ends the sequence, which sets `finish_reason`. Arguments as in
-        `SampledTokens`."""
+        """Append sampled tokens up to the token that ends the sequence, if any, and then set `finish_reason`. Arguments
+        as in `SampledTokens`."""
         if version != self.version or self.oldest != self.kv_version:
             self.version, self.kv_version = version, self.oldest
             self.origins.append((len(self.logprobs), version, version if self.oldest is None else self.oldest))
@@ -186,7 +188,7 @@ class Sequence:
             self.finish_reason = "length"
 
     def delta(self, begin: int) -> Delta:
-        """Return the sampled tokens from index `begin` on, which were sampled by one version at once."""
+        """Return the sampled tokens from index `begin` on, all of one version, as a delta."""
         kept = None if self.kept is None else self.kept[begin:]
         length, (_, version, kv_version) = len(self.logprobs) - begin, self.origins[-1]
         return Delta(
@@ -200,7 +202,7 @@ class Sequence:
         )
 
     def scored(self, version: int) -> Scores:
-        """Return the result of a request to score, computed by weights of `version`."""
+        """Return the scores of a request to score; weights of `version` have computed them."""
         logprobs, entropies, ids, tops = zip(*self.scores, strict=True)
         return Scores(
             logprobs=tuple(chain.from_iterable(logprobs)),
@@ -226,8 +228,8 @@ class Sequence:
         return stop if end is None or (stop is not None and stop <= end - before) else end - before
 
     def limit(self, vocab_size: int) -> None:
-        """Ask the request's constraint for the tokens allowed next; store their mask in `allowed`, b"" in a thought.
-        Raises ValueError if the mask has too many bits, or allows no token."""
+        """Ask the request's constraint for the tokens allowed next, and store their mask in `allowed`; the mask is b""
+        in a thought. Raises ValueError if the mask has too many bits, or allows no token."""
         request = self.generated
         if request.preface is not None and request.preface.before(tuple(self.turn)) is None:
             self.allowed = b""

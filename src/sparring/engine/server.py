@@ -6,18 +6,18 @@
     POST /v1/score      log-probabilities of given tokens
     POST /v1/release    drop the KV of a conversation
     POST /v1/weights    serve other weights or another adapter, fetched from where they were published
-    POST /v1/sleep      give the memory of weights and cache back; requests wait
-    POST /v1/wake       serve these weights again
-    POST /v1/bucket     a part of weights, to be fetched from this server itself
+    POST /v1/sleep      free the memory of weights and cache; requests wait
+    POST /v1/wake       end the sleep and serve the given weights
+    POST /v1/bucket     a part of weights, which POST /v1/weights then takes from this server
     POST /v1/sees       fetch published weights and drop them again
-    POST /v1/files      serve another model, by the files of its checkpoint beside the weights
+    POST /v1/files      serve another model, from the files of its checkpoint except the weights
     POST /v1/drop       stop serving an adapter
     GET  /health        200 while the engine answers
     GET  /metrics       counters, gauges and histograms for Prometheus
     GET  /openapi.json  OpenAPI document of these endpoints
 
-An error is {"error": {"type", "message"}} with the status of its class, and belongs to one request. Ids and
-conversations are global to the server: clients that share a server have to choose different ones.
+An error is {"error": {"type", "message"}} with the HTTP status of its class, and belongs to one request. Ids of
+requests and conversations are global to the server: clients that share a server have to choose different ids.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from sparring.types import WeightRef
 from sparring.weights.upload import Bucket, Received, UploadArea
 
 BESIDE, OF_ID, OF_BIAS = 1 << 18, 24, 48
-"""Maximum number of bytes of a request, as a sum of three parts: one for all but ids and biases, one per id of the
-context, and one, for biases, per token of the vocabulary."""
+"""Maximum number of bytes of a request's body, as a sum of three parts: a constant, a number per token of the context,
+and a number per token of the vocabulary, for biases."""
 
 SWEEP_S = (0.2, 1.0, 5.0)
-"""Pauses, in seconds, before each search for what a client published that left."""
+"""Seconds before each search for files that a disconnected client has published."""
 
 F = TypeVar("F", bound=msgspec.Struct)
 Asked = TypeVar("Asked", GenerateRequest, ScoreRequest)
@@ -70,11 +70,7 @@ class ServedEngine(Engine, Protocol):
         ...
 
     async def check(self) -> None:
-        """Check that requests are answered.
-
-        Raises:
-            EngineError: the error that every request would get.
-        """
+        """Check that requests are answered. Raises EngineError if they are not."""
         ...
 
     @property
@@ -93,10 +89,10 @@ class ServedEngine(Engine, Protocol):
 
 
 class Serving(NamedTuple):
-    """What a server serves.
+    """Engine of a server, and its means to bind requests.
 
     Attributes:
-        engine: engine that answers the requests; None: there is no model yet.
+        engine: engine that answers the requests; None: the server has no model yet.
         bind: function that turns the stop strings and the constraint of a request into functions on token ids.
     """
 
@@ -106,8 +102,9 @@ class Serving(NamedTuple):
 
 
 Opens = Callable[[Mapping[str, bytes], str, str], Serving]
-"""Function that opens an engine of a checkpoint's files beside its weights (`weights.files`), in a dtype and numerics,
-whose weights are still to come. It blocks, and raises BadInput for files of no model that can be served."""
+"""Function that opens an engine from a checkpoint's files except the weights (`weights.files`), a dtype and numerics.
+The weights are sent later. The function blocks, and raises BadInput for files that are not of a model that can be
+served."""
 
 
 class TokenServer:
@@ -115,7 +112,7 @@ class TokenServer:
 
     Args:
         api_key: bearer token that clients must send to everything under /v1; "" for none.
-        opens: function that opens the models that clients send; None: the server keeps the model that it has.
+        opens: function that opens a model from files that a client sends; None: the server keeps its model.
     """
 
     def __init__(self, serving: Serving, api_key: str = "", opens: Opens | None = None) -> None:
@@ -133,7 +130,7 @@ class TokenServer:
 
     @property
     def _engine(self) -> ServedEngine:
-        """Engine that answers the requests. Raises EngineError while there is no model."""
+        """Engine that answers the requests. Raises EngineError while the server has no model."""
         if self._serving.engine is None:
             raise EngineError("server: expected a model, got none yet; a run sends it when it begins")
         return self._serving.engine
@@ -143,7 +140,7 @@ class TokenServer:
         return 0 if self._serving.engine is None else self._serving.engine.version
 
     async def close(self) -> None:
-        """Close the engine, if there is one."""
+        """Close the engine, if the server has one."""
         if self._serving.engine is not None:
             await self._serving.engine.close()
 
@@ -162,7 +159,7 @@ class TokenServer:
         return self._guarded(Starlette(routes=routes, exception_handlers=handlers))
 
     def _guarded(self, inner: ASGIApp) -> ASGIApp:
-        """Check the API key, and add the headers of every answer."""
+        """Wrap an application: check the API key, and add the headers of every answer."""
         expected = f"Bearer {self._api_key}".encode()
 
         async def application(scope: Scope, receive: Receive, send: Send) -> None:
@@ -310,8 +307,8 @@ class TokenServer:
         return await self._model(request)
 
     async def _open(self, opens: Opens, files: Mapping[str, bytes], form: wire.FilesForm) -> None:
-        """Close the engine, if there is one, and open that of other files. If they are of no model that can be served,
-        raise WeightsError; the server then has none."""
+        """Close the engine, if any, and open an engine for other files. Raises WeightsError if the files are not of a
+        model that can be served; the server then has no engine."""
         await self.close()
         self._serve(self._serving._replace(engine=None, served=msgspec.structs.replace(self._served, files="")))
         try:
@@ -328,8 +325,8 @@ class TokenServer:
         return _json({})
 
     def _located(self, ref: WeightRef) -> WeightRef:
-        """Return a reference that this process can fetch. Raises WeightsError if its transport works in one process
-        only."""
+        """Return a reference that this process can fetch. Raises WeightsError if the reference's transport works only
+        within one process."""
         where = f"weights of {ref.model} version {ref.version}"
         if ref.transport == "inline":
             transport = "'inline', which works in one process only"
@@ -349,12 +346,8 @@ class TokenServer:
         return _json({})
 
     async def _body(self, request: Request, kind: type[F]) -> F:
-        """Decode the body of a request.
-
-        Raises:
-            BadInput: the body is no JSON, or too long.
-            RequestRefused: it has wrong or unknown fields, or one that would have no effect.
-        """
+        """Decode the body of a request. Raises BadInput if the body is not JSON, or too long. Raises RequestRefused if
+        the body has wrong or unknown fields, or a field without effect; or the URL has a query."""
         where, data = f"POST {request.scope['path']}", bytearray()
         if request.url.query:
             raise RequestRefused(f"{where}: expected no query, got {request.url.query}; send its fields in the body")
@@ -377,7 +370,8 @@ class TokenServer:
         return _json(wire.problem(error), wire.status(error))
 
     async def _left(self, request: Request, error: ClientDisconnect) -> Response:
-        """Count a client that left before its answer. If it was killed while it sent weights, remove its file."""
+        """Count a client that disconnected before its answer. If it was sending weights, remove files that it has left
+        (`_sweep`)."""
         if request.scope["path"] in ("/v1/weights", "/v1/wake") and (self._sweeping is None or self._sweeping.done()):
             self._sweeping = asyncio.create_task(_sweep())
         self._counts[request.scope["path"].rpartition("/")[2], "left"] += 1
@@ -390,7 +384,8 @@ class TokenServer:
 
 
 async def _sweep() -> None:
-    """Remove what a killed client published in shared memory. Its connection may break before its locks."""
+    """Remove files that a killed client has published in shared memory. Try several times, because its connection may
+    end before its locks."""
     from sparring.weights.shared_memory import sweep  # imports torch, which the engine has imported
 
     for pause_s in SWEEP_S:

@@ -14,7 +14,7 @@ class Sizes(NamedTuple):
     """Sizes of a cache.
 
     Attributes:
-        idle_pages: maximum number of pages held only by conversations between their turns.
+        idle_pages: maximum number of pages that only conversations between their turns hold.
         num_states: slots of recurrent state; 0 without recurrent layers.
     """
 
@@ -26,8 +26,8 @@ class Sizes(NamedTuple):
 
     @staticmethod
     def of(model: CausalModel, config: EngineConfig) -> Sizes:
-        """Compute the sizes: at most as many pages as all running requests of full length could use; states for all
-        running requests and the same number of parked ones."""
+        """Compute the sizes. There are at most as many pages as all running requests of full length could use, and
+        states for all running requests and the same number of parked states."""
         most = config.batch.max_running * -(-model.max_positions // PAGE_SIZE)
         states = 0
         if model.recurrent:

@@ -1,4 +1,4 @@
-"""Pieces of a streamed turn, joined. Torch-free."""
+"""Functions that join the pieces of a streamed turn. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sparring.protocols import Engine
 
 
 async def completion_alone(engine: Engine, request: GenerateRequest) -> AsyncGenerator[Delta | Completion]:
-    """Yield the completion of a request alone."""
+    """Yield only the completion of a request, as a stream without deltas."""
     yield await engine.generate(request)
 
 
 def joined(deltas: Sequence[Delta]) -> Delta:
-    """Return consecutive deltas, at least one, as one."""
+    """Join consecutive deltas, at least one, to one delta."""
     if len(deltas) == 1:
         return deltas[0]
     tops = [delta.top_logprobs for delta in deltas]
@@ -33,7 +33,8 @@ def joined(deltas: Sequence[Delta]) -> Delta:
 
 
 def told_completion(told: Sequence[Delta], finish_reason: FinishReason) -> Completion:
-    """Return the completion of a turn whose deltas, with versions, were all told; without any, an empty one."""
+    """Return the completion of a turn from all its deltas, which must have versions. Without deltas the completion is
+    empty."""
     whole = joined(told or (Delta(tokens=(), logprobs=()),))
     return Completion(
         tokens=whole.tokens,
@@ -47,8 +48,8 @@ def told_completion(told: Sequence[Delta], finish_reason: FinishReason) -> Compl
 
 
 def completed(told: Sequence[Delta], rest: Completion) -> Completion:
-    """Return the completion of a turn: `told`, deltas with versions from one engine, perhaps none, and then `rest`,
-    from another engine."""
+    """Return the completion of a turn that consists of `told`, any number of deltas with versions, and then `rest`, the
+    completion of another engine."""
     if not told:
         return rest
     last = Delta(
@@ -74,7 +75,7 @@ def completed(told: Sequence[Delta], rest: Completion) -> Completion:
 
 
 def joined_runs(lengths: Sequence[int], values: Sequence[int]) -> Runs:
-    """Return runs of these lengths and values, with equal neighbours as one."""
+    """Return runs of these lengths and values; neighbours of equal value become one run."""
     pieces = groupby(zip(values, lengths, strict=True), itemgetter(0))
     runs = [(value, sum(length for _, length in same)) for value, same in pieces]
     return Runs(lengths=tuple(length for _, length in runs), values=tuple(value for value, _ in runs))
@@ -89,7 +90,8 @@ def _runs(parts: Iterable[Runs]) -> Runs:
 
 
 def _kept(deltas: Sequence[Delta]) -> KeptSets | None:
-    """Return the kept sets of all tokens; an empty row where a delta has none. None if no delta has any."""
+    """Return the kept sets of all tokens, with empty sets for a delta without kept sets. Return None if no delta has
+    kept sets."""
     if all(delta.kept is None for delta in deltas):
         return None
     rows = (delta.kept.rows if delta.kept is not None else (b"",) * len(delta.tokens) for delta in deltas)

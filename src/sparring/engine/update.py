@@ -17,16 +17,15 @@ from sparring.weights.fetch import fetch
 from sparring.weights.inline import Probe
 
 OLD_STAYS = "the engine keeps serving the old version"
-"""End of the messages about a failed update."""
+"""Final words of messages about a failed update."""
 
 STAYS_ASLEEP = "the engine stays asleep"
-"""End of the messages about weights with which an engine did not wake."""
+"""Final words of messages about weights with which an engine did not wake."""
 
 
 class Update:
-    """Update that a caller passes to the engine's thread. The first to claim it decides what happens: if the thread
-    claims it, the update begins; if the caller does, the update is withdrawn. An engine that is asleep takes only an
-    update that `wakes`."""
+    """Update that a caller passes to the engine's thread. If the thread claims the update first, the update begins; if
+    the caller claims it first, the update is withdrawn. An engine that is asleep takes only an update with `wakes`."""
 
     def __init__(self, ref: WeightRef, staged: StagedWeights | Adapter, *, wakes: bool) -> None:
         self.ref, self.staged, self.wakes, self.reply = ref, staged, wakes, Reply()
@@ -34,16 +33,16 @@ class Update:
 
     @property
     def claimed(self) -> bool:
-        """True if the update was claimed; claimed before its turn means withdrawn by the caller."""
+        """True if the update was claimed. An update that is claimed before its turn was withdrawn by the caller."""
         return self._once.locked()
 
     def claim(self) -> bool:
-        """Claim the update; return False if it was claimed before. Thread-safe."""
+        """Claim the update; return False if it was claimed already. Thread-safe."""
         return self._once.acquire(blocking=False)
 
 
 def where(ref: WeightRef) -> str:
-    """Name an update in messages."""
+    """Return the name of an update in messages."""
     return f"{'weights' if ref.adapter is None else f'adapter {ref.adapter}'} of {ref.model} version {ref.version}"
 
 
@@ -56,9 +55,9 @@ def check_model(ref: WeightRef, name: str) -> None:
 
 
 def stage(model: CausalModel, ref: WeightRef) -> StagedWeights | Adapter:
-    """Copy and pack the verified tensors of a model's or an adapter's reference for `model`. It takes long and writes
-    nothing that a step reads, so it runs in parallel to the engine's thread. Raises WeightsError if the tensors are not
-    the ones that were published, or do not fit the model."""
+    """Copy and pack the verified tensors of a model's or an adapter's reference for `model`. This takes long and writes
+    nothing that a step reads, so it runs in parallel to the engine's thread. Raises WeightsError if the tensors differ
+    from the published ones, or do not fit the model."""
     try:
         with boundary(WeightsError, where(ref)):
             state = fetch(ref)
@@ -89,10 +88,10 @@ class BaseWeights:
         self._probe: Probe | None = None
 
     def commit(self, ref: WeightRef, staged: StagedWeights, *, has_adapters: bool) -> bool:
-        """Exchange the weights and verify them by the reference's probe. On failure the old ones, which are kept until
-        then, are restored. Return False if this very version was served already. Raises WeightsError if adapters are
-        loaded, which belong to the old weights, the version is not newer, the weights give other log-probabilities than
-        the publisher's, the swap failed, or the old weights could not be restored, in which case `broken` is set."""
+        """Swap the weights and verify them by the reference's probe; on failure restore the old weights, which are kept
+        until then. Return False if exactly this version was served already. Raises WeightsError if adapters are loaded,
+        which belong to the old weights; the version is not newer; the probe's log-probabilities differ; the swap
+        failed; or the old weights could not be restored, in which case `broken` is set."""
         served = self.served
         same = (ref.version, ref.checksum) == (served.version, served.checksum)
         if same and self.broken is None:
@@ -111,9 +110,9 @@ class BaseWeights:
         return True
 
     def wake(self, ref: WeightRef, staged: StagedWeights) -> None:
-        """Take weights in the place of those that were given back, and verify them by the reference's probe. Raises
-        WeightsError if the version is older than the one before the sleep, or is another one of the same number; or the
-        weights give other log-probabilities than the publisher's. The engine then has no weights."""
+        """Load weights after a sleep, and verify them by the reference's probe. Raises WeightsError if the version is
+        older than the version before the sleep; it has the same number, but other weights; or the probe's
+        log-probabilities differ. After an error the engine has no weights."""
         served = self.served
         again = ref.version == served.version and served.checksum in (None, ref.checksum)
         if ref.version <= served.version and not again:
@@ -129,7 +128,7 @@ class BaseWeights:
         self._probe, self.broken = ref.probe, None
 
     def _swap(self, ref: WeightRef, staged: StagedWeights) -> None:
-        """Replace the weights and verify the new ones. After an exception here, undo it."""
+        """Replace the weights and verify the new ones. After an exception the caller has to undo `staged`."""
         with boundary(WeightsError, where(ref)):
             staged.commit(in_place=self._runner.keeps_tensors)
             verify(self._runner, where(ref), ref.probe)
@@ -153,8 +152,8 @@ class BaseWeights:
 
 def verify(runner: Runner, what: str, probe: Probe | None, adapter: int = -1) -> None:
     """Compare a probe with the runner's log-probabilities under an adapter, by the trainer's forward and by a
-    generation step. A step reads weights through its own pointers, and would silently use other weights if these were
-    wrong.
+    generation step. A step reads weights through its own pointers; with wrong pointers it would silently use other
+    weights.
 
     Scoring the probe as a scheduled request would add nothing: it is the trainer's forward over pages, with the same
     products and no pointers.

@@ -1,4 +1,4 @@
-"""Weights that an engine serves, as its requests refer to them. Torch-free."""
+"""Names of the weights that an engine serves, for its requests and its cache. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class ServedWeights:
     """Weights of requests: the base model's alone, or together with an adapter's. An update changes them in place.
 
     Attributes:
-        checksum: checksum of that version; None if they came with the model.
+        checksum: checksum of the weights; None for the weights that the engine was started with.
         number: number of the adapter; -1 for the base model.
         serial: number of the adapter's load. An adapter that is loaded again under an old name and version has a new
             serial, and so never finds the keys and values of the old one.
@@ -26,5 +26,5 @@ class ServedWeights:
 
     @property
     def key(self) -> Weights:
-        """Name of the weights in the cache's keys."""
+        """Name of the weights in keys of the cache."""
         return self.version if self.number < 0 else f"adapter {self.serial}"

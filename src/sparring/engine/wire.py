@@ -28,7 +28,7 @@ EVENTS = "text/event-stream"
 
 
 class UnknownPrefix(EngineError):
-    """The server does not have the ids before those of a request. The client sends the whole prompt."""
+    """Error: the server does not have the ids of a request's `prefix`. The client then sends the whole prompt."""
 
 
 STATUS: Mapping[type[SparringError], int] = {
@@ -47,9 +47,9 @@ T = TypeVar("T")
 
 
 def _form(noun: type, without: tuple[str, ...] = (), **replaced: tuple[Any, Any]) -> type[msgspec.Struct]:
-    """Make a struct with the fields of a dataclass (`noun`). It refuses unknown fields, so that a misspelt field is not
-    silently replaced by its default. `replaced` fields have another type and default; fields in `without` are left
-    out."""
+    """Make a struct class with the fields of a dataclass `noun`. The struct refuses unknown fields, so that a misspelt
+    field is not silently replaced by its default. `replaced` has other types and defaults by field; fields in `without`
+    are left out."""
     hints = typing.get_type_hints(noun)
     fields: list[Any] = []
     for field in dataclasses.fields(noun):
@@ -81,7 +81,7 @@ class KnownPrefix(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class GenerateForm(_Generate, frozen=True, kw_only=True, forbid_unknown_fields=True):  # type: ignore[call-arg,misc]
     """Request to generate. Without `stream` the answer is a Completion. With it, the answer is server-sent events:
     "delta" while tokens are sampled, unless `deltas` is false, and finally "completion" or "error". With `prefix`,
-    `tokens` are the ids behind it."""
+    `tokens` are the ids after the prefix."""
 
     stream: bool = False
     deltas: bool | None = None
@@ -89,8 +89,8 @@ class GenerateForm(_Generate, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class WeightForm(SeesForm, frozen=True, kw_only=True, forbid_unknown_fields=True):  # type: ignore[call-arg,misc]
-    """Request to serve other weights. `base` is the version that the sending run counts as 0; None leaves it
-    unchanged."""
+    """Request to serve other weights. `base` is the version that the sending run counts as 0; None leaves the server's
+    base unchanged."""
 
     base: int | None = None
 
@@ -116,7 +116,7 @@ class ReleaseForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class SleepForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Request to give back the memory of weights and cache; requests then wait until the server wakes."""
+    """Request to free the memory of weights and cache. Other requests then wait until the server wakes."""
 
 
 class DropForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -135,7 +135,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
         base: version that the run counts as 0.
         state_bytes: maximum number of bytes of an upload: the model's weights in float32, or files of a model.
         kind: `[engine] kind` of the engine: "native", or "vllm", whose numerics are "vllm" too.
-        files: digest of the files that a client sent; empty before, None for a server with a model of its own.
+        files: digest of the files that a client sent; "" before that; None for a server that was started with a model.
         node: name of the server's machine.
     """
 
@@ -220,7 +220,8 @@ def encode(value: Any) -> bytes:
 
 
 def passed_over(form: msgspec.Struct) -> str | None:
-    """Describe a field of a form that has no effect beside the others, as "expected ..., got ..."; None if all have."""
+    """Describe a field of a form that has no effect with the form's other fields, as "expected ..., got ..." without
+    its first word. Return None if all fields have an effect."""
     needed: dict[str, tuple[str, bool]] = {}
     if isinstance(form, GenerateForm):
         constraint = form.sampling.constraint
@@ -234,15 +235,16 @@ def passed_over(form: msgspec.Struct) -> str | None:
 
 
 def decode(data: bytes, kind: type[T], where: str) -> T:
-    """Read JSON strictly: no other types, no unknown fields of a form. Raises BadInput if the bytes are not such
-    JSON."""
+    """Read JSON of type `kind` strictly: wrong types and unknown fields of a form are errors. Raises BadInput if the
+    bytes are not such JSON."""
     with boundary(BadInput, where, "a valid JSON body", "correct it"):
         return msgspec.json.decode(data, type=kind)
 
 
 def generate_form(request: GenerateRequest, *, deltas: bool) -> GenerateForm:
-    """Convert a request to the form of a streamed request, with stop strings and constraint as text, for the server to
-    bind again. Raises RequestRefused if the request has Python functions whose text is not in its sampling."""
+    """Convert a request to the form of a streamed request. Stop strings and constraint are sent as text, which the
+    server binds to token ids. Raises RequestRefused if the request has Python functions without such a text in its
+    sampling."""
     texts = {"ends": request.sampling.stop_strings, "allowed": request.sampling.constraint}
     functions = [name for name, text in texts.items() if getattr(request, name) is not None and not text]
     if functions:
@@ -254,13 +256,13 @@ def generate_form(request: GenerateRequest, *, deltas: bool) -> GenerateForm:
 
 
 def generate_request(form: GenerateForm) -> GenerateRequest:
-    """Turn a form back into the request."""
+    """Convert a form back to the request."""
     values = {name: getattr(form, name) for name in _Generate.__struct_fields__ if name != "sampling"}
     return GenerateRequest(**values, sampling=Sampling(**_values(form.sampling)))
 
 
 def weight_form(ref: WeightRef, base: int | None) -> WeightForm:
-    """Convert a weight reference to its form, for a run that counts version `base` as 0; None leaves that
+    """Convert a weight reference to its form, for a run that counts version `base` as 0; None leaves the server's base
     unchanged."""
     return WeightForm(**_fields(ref), base=base)
 
@@ -271,12 +273,12 @@ def files_form(ref: WeightRef, dtype: str, numerics: str) -> FilesForm:
 
 
 def weight_ref(form: WeightForm | SeesForm | FilesForm) -> WeightRef:
-    """Turn a form back into a weight reference."""
+    """Convert a form back to a weight reference."""
     return WeightRef(**{name: getattr(form, name) for name in SeesForm.__struct_fields__})
 
 
 def noun(form: msgspec.Struct, kind: type[T]) -> T:
-    """Turn a form into the object of `kind` with the same fields."""
+    """Convert a form to an object of class `kind` with the same fields."""
     return kind(**_values(form))
 
 
@@ -298,7 +300,7 @@ def raised(problem: Problem, where: str) -> SparringError:
 
 
 def error_of(status: int, body: bytes, where: str) -> SparringError:
-    """Return the error that an answer other than 200 holds."""
+    """Return the error in the body of an answer whose status is not 200."""
     try:
         return raised(msgspec.json.decode(body, type=Failed).error, where)
     except msgspec.MsgspecError:
@@ -311,7 +313,7 @@ def event(name: str, value: Any) -> bytes:
 
 
 def unreachable(url: str, answer: str) -> BadInput:
-    """Return the refusal for a server that does not answer."""
+    """Return the error for an address without a `sparring serve`; `answer` describes its answer."""
     return refusal(f"engine at {url}", "a running `sparring serve`", answer, "start it, or correct engine.urls")
 
 

@@ -36,10 +36,10 @@ overhead of shorter calls stays below 1 %."""
 
 
 class EngineWorker:
-    """Daemon thread that takes new requests, plans a step, computes it, and wakes the event loop once for all requests
-    that finished. An error in a step fails the requests of that step; the thread goes on.
+    """Daemon thread that takes new requests, plans a step, computes the step, and wakes the event loop once for all
+    finished requests. An error in a step fails the requests of that step; the thread continues.
 
-    `ask`, `tell` and `call` pass functions to the thread; the methods below them run on the thread alone.
+    `ask`, `tell` and `call` pass functions to the thread. The methods from `add` on may run only on the thread.
 
     Args:
         version: version of the weights that `model` holds.
@@ -119,8 +119,8 @@ class EngineWorker:
                 self._put(action)
 
     async def call(self, error: type[SparringError], where: str, function: Callable[[], T]) -> T:
-        """Run `function` on the thread between two steps and return its result. Its failure is raised as `error`, at
-        the place `where`."""
+        """Run `function` on the thread between two steps and return its result. A failure of the function is raised as
+        `error`, with `where` in its message."""
         reply = Reply()
         self.ask(lambda: self._answer_with(reply, error, where, function))
         result: T = await reply.result()
@@ -154,7 +154,7 @@ class EngineWorker:
             self._deliveries.append(sequence.reply.settle(aborted))
 
     def update(self, update: Update) -> None:
-        """Commit an update as soon as it is its turn."""
+        """Queue an update; it is committed when its turn comes."""
         self._updates.append(update)
 
     def drop(self, adapter: str) -> None:
@@ -162,8 +162,8 @@ class EngineWorker:
         self._adapters.drop(adapter)
 
     def sleep(self) -> None:
-        """Suspend all requests, forget the cache, and give the memory of weights and cache back to the system. Raises
-        EngineError on a GPU, or if there are adapters."""
+        """Suspend all requests, drop the cache, and give the memory of weights and cache back to the system. Raises
+        EngineError on a GPU, or if adapters are loaded."""
         if self._asleep:
             return
         if self._device != "cpu":
@@ -238,8 +238,8 @@ class EngineWorker:
         self._pace_s = taken_s / max(map(len, sampled.tokens), default=1)
 
     def _most_steps(self, chunks: list[Chunk]) -> int:
-        """Return the maximum number of steps of the next call; while a caller reads a stream, the number that fits into
-        `PIECE_S` at the last call's pace."""
+        """Return the maximum number of steps of the next call into the kernels. While a caller reads a stream, this is
+        the number that fits into `PIECE_S` at the pace of the last call."""
         most = self._runner.most_steps
         if not any(chunk.sequence.reply.streams for chunk in chunks):
             return most
@@ -268,7 +268,8 @@ class EngineWorker:
             raise cause if isinstance(cause, EngineError) else EngineError(str(cause)) from cause
 
     def _extend(self, sequence: Sequence, index: int, sampled: SampledTokens) -> None:
-        """Append the sampled tokens of row `index` to its request; deliver them if it streams or has finished."""
+        """Append the sampled tokens of row `index` to its request. Deliver them if the request streams or has
+        finished."""
         before = len(sequence.logprobs)
         kept = None if sampled.kept is None else sampled.kept[index]
         tops = None if sampled.tops is None else sampled.tops[index]
@@ -301,8 +302,8 @@ class EngineWorker:
         self._deliveries.append(sequence.reply.settle(error))
 
     def _apply_updates(self) -> None:
-        """Commit the updates whose turn it is. While an update waits for running requests, no new request begins; while
-        the engine is asleep none runs."""
+        """Commit the updates whose turn has come. While an update waits for running requests, no new request begins.
+        While the engine is asleep, no request runs."""
         draining = self._live_kv == "drain"
         self._updates = [update for update in self._updates if not update.claimed]
         while self._updates and (self._asleep or not (draining and self.scheduler.has_begun)):
@@ -317,7 +318,7 @@ class EngineWorker:
         self.scheduler.draining = bool(self._updates)
 
     def _wake_with(self, update: Update) -> None:
-        """Take the weights of an update and serve again, or refuse it."""
+        """Load the weights of an update and end the sleep, or refuse the update."""
         ref, staged = update.ref, update.staged
         if not update.wakes or isinstance(staged, Adapter):
             state = "one that is asleep; wake it with the weights of the whole model"

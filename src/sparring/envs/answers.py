@@ -97,7 +97,7 @@ def _check_roles(score: Score, roles: Sequence[str]) -> None:
 
 
 def _check_turns(score: Score, role: str, lengths: Sequence[int], *, alone: bool) -> None:
-    """Refuse values per turn or per step that do not match the role's sampled turns, of `lengths` tokens each."""
+    """Refuse values per turn that do not match the role's turns of `lengths` tokens, and per step if it is `alone`."""
     turns, states = score.turns_of(role), score.states_of(role)
     if turns is not None:
         _one_per_turn("per_turn", turns, lengths)
@@ -127,8 +127,8 @@ def _check_state(state: object) -> None:
 
 
 def finite(what: str, value: object) -> float:
-    """Convert a finite real number of a type that `number` converts to a Python float; refuse anything else, called
-    `what` (`ValueError`)."""
+    """Convert a finite real number, as `validation.number` does, to a Python float. Refuse anything else with a
+    ValueError that names it by `what`."""
     with suppress(ValueError):
         if math.isfinite(converted := number(what, value)):
             return converted

@@ -113,9 +113,9 @@ class Env:
 
     @cooperative
     async def prepare(self, task: Task, box: Sandbox) -> None:
-        """Fill the task's box, before `open`. A world that overrides this method gets a snapshot of what it leaves:
-        verifiers are forks of it, and a retry's box may be, for which `prepare` is not called again. So whatever the
-        world itself has to remember belongs into `open`."""
+        """Fill the task's box, before `open`. If a world overrides this method, a snapshot of the box is made
+        afterwards. Verifiers are forks of this snapshot. A retry may get a fork too, without another call of `prepare`,
+        so state of the world object itself belongs in `open`."""
 
     def reward(self, completion: str, task: Task) -> Any:
         """Return the reward of the final answer: a float, a bool, a `Score`, or None for not scored. May be `async`."""

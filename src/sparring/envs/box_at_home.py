@@ -9,12 +9,12 @@ from sparring.envs.executor import at_home
 from sparring.protocols import Sandbox
 
 OPENERS = ("start", "shell", "terminal", "fresh", "fork", "verifier", "beside")
-"""Methods whose result belongs to the run's event loop too: a box, or what lives on in one."""
+"""Methods whose result belongs to the run's event loop too: a box, or a process, shell or terminal in a box."""
 
 
 class BoxAtHome:
-    """Box, or what lives on in one, whose coroutine functions run on the run's event loop; other attributes are its
-    own."""
+    """Wrapper of a box, or of a process, shell or terminal in a box. Its coroutine functions run on the run's event
+    loop; other attributes are passed through."""
 
     def __init__(self, box: object) -> None:
         self._box = box

@@ -128,7 +128,7 @@ class _InTurn:
         return {"turn": self._turn, "ended": sorted(self._ended), "sources": sources}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`; refuse one of other environments (`BadInput`)."""
+        """Continue from `state`; refuse a state of other environments (`BadInput`)."""
         if state["sources"].keys() != self._sources.keys():
             expected, actual = ", ".join(self._sources), ", ".join(state["sources"])
             remedy = "resume with the recipe that the run was started with"

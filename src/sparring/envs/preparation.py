@@ -21,7 +21,7 @@ class Preparation:
 
     Attributes:
         is_fork: whether the box is a fork of `kept`.
-        snapshot: state in which this attempt's world has left the box, before its `open`; None if it prepared none.
+        snapshot: snapshot of the box after `Env.prepare`, before the world's `open`; None if `prepare` did not run.
     """
 
     def __init__(self, kept: Snapshot | None = None) -> None:
@@ -30,7 +30,7 @@ class Preparation:
         self.snapshot: Snapshot | None = None
 
     async def take(self, pool: Boxes, spec: BoxSpec) -> Sandbox:
-        """Return the attempt's box. A snapshot that no box can be forked from is as if it were not there."""
+        """Return the attempt's box: a fork of `kept`, or an unused box if there is no `kept` or the fork fails."""
         box = await pool.take(spec)
         if self._kept is None:
             return box
@@ -43,8 +43,8 @@ class Preparation:
         return fork
 
     async def prepare(self, env: AnyEnv, task: Task, box: Sandbox, call: Callable[..., Awaitable[Any]]) -> None:
-        """Let the world prepare a box that is no fork, if it does so at all, and keep the box's state. `call` calls a
-        method of the world with arguments."""
+        """Run the world's `prepare` on the box, through `call`, and keep a snapshot of the result. Do nothing if the
+        box is a fork, or the world does not override `prepare`."""
         steps = getattr(type(env), "prepare", None)
         if self.is_fork or steps is None or steps is Env.prepare:
             return

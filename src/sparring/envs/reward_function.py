@@ -34,8 +34,8 @@ class RewardFunction(Env):
 
     @cooperative
     async def score(self, trajectory: Trajectory) -> Score | None:
-        """Score the final answer. A function with TRL's signature gets its token ids too, and a reply that a limit
-        cut."""
+        """Score the final answer. A function with TRL's signature also gets the answer's token ids, and also scores a
+        reply that a limit truncated."""
         answer, self._text = trajectory.answer, final_text(trajectory)
         cut = answer is not None and answer.finish_reason == "length" and self._called.batched
         if answer is not None and answer.message is not None and cut:

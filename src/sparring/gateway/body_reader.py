@@ -1,8 +1,8 @@
 """Readers of request bodies, with limits on their size that hold before anything is converted or rendered.
 
-A body is read only under a valid key, up to `MOST_BYTES`; the JSON values are counted in its bytes; and text that no
-prompt of the context can hold, even if every id were the longest of the vocabulary, is refused as too long. Large
-bodies are read in a thread, in the order in which the requests of a session arrive.
+A body is read only under a valid key, up to `MOST_BYTES`; the JSON values are counted in its bytes; and a text is
+refused as too long if no prompt of the context can hold it, even with the vocabulary's longest ids. Large bodies are
+read in a thread, in the order in which the requests of a session arrive.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ VALUES_BESIDE = 4096
 small."""
 
 MUCH_BYTES, MUCH_VALUES = 128 << 10, 8192
-"""Size of a request above which it is read in a thread."""
+"""Numbers of bytes and of JSON values above which a request is read in a thread."""
 
 _OPENS = b",[{:"
 
@@ -72,15 +72,15 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
         return min(MOST_VALUES, VALUES * self.context + VALUES_BESIDE)
 
     def overflow(self, what: str) -> Overflow:
-        """Return the refusal of a request that has too much of `what`."""
+        """Return the refusal of a request that is far too long; `what` describes the excess."""
         return Overflow(what, self.context)
 
     def check(self, data: Body) -> None:
-        """Check a body by its bytes alone.
+        """Check an undecoded body.
 
         Raises:
-            Overflow: it has too many values.
-            BadInput: it is large and cannot be a JSON object.
+            Overflow: the body has too many values.
+            BadInput: the body is large and cannot be a JSON object.
         """
         if len(data) > MUCH_VALUES and not data[:64].lstrip().startswith(b"{"):
             raise refusal("body", "a JSON object", "something else", "correct the request")
@@ -88,10 +88,10 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
             raise self.overflow(f"more than {self.values} values")
 
     def check_text(self, body: Any, data: Body) -> None:
-        """Check the length of the text in a body. Escapes make the body longer than its text.
+        """Check the length of the text in a body, without the escapes of JSON.
 
         Raises:
-            Overflow: no prompt of this context holds so much text.
+            Overflow: the text is longer than any prompt of this context.
         """
         if len(data) > self.bytes and _text_in(body) > self.bytes:
             raise self.overflow(f"more than {self.bytes} bytes of text")
@@ -99,11 +99,11 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
     def check_rendered(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> None:
         """Check the number of elements that a template writes, since templates are slow on long lists.
 
-        A message takes at least two ids, and a key or a value of a call one each; a template may skip parts of a
-        schema.
+        A message counts as two ids, a key or a value of a call as one, and of a schema as half an id, since a template
+        may skip parts of a schema.
 
         Raises:
-            Overflow: the elements take more ids than the context has.
+            Overflow: messages, values of calls, or values of schemas take more ids than the context has.
         """
         if 2 * len(messages) > self.context:
             raise self.overflow(f"{len(messages)} messages")
@@ -117,7 +117,7 @@ async def read_body(request: Request, most_bytes: int, over: Callable[[], Except
     """Read the body of a request.
 
     Args:
-        over: function that makes the error for a larger body; None: a refusal.
+        over: function that makes the error for a larger body; None: `BadInput` is raised.
 
     Raises:
         BadInput: the body is larger than `most_bytes`.
@@ -151,7 +151,7 @@ def read_form(body: Mapping[str, Any], form: type[T], expected: str) -> T:
 
 
 async def read_tool_call(request: Request, room: Room) -> bytes:
-    """Read the body of a request to the tools of a world. Raises BadInput if no reply of the context holds so much."""
+    """Read the body of a request to the tools of a world. Raises BadInput if longer than any reply of the context."""
     most = min(MOST_BYTES, room.bytes + VALUES_BESIDE)
     data = await read_body(request, most)
     if has_more(data, room.context + VALUES_BESIDE):
@@ -161,7 +161,7 @@ async def read_tool_call(request: Request, room: Room) -> bytes:
 
 
 class CallReader:
-    """Reader of the requests for a reply of one door's client, in order of arrival.
+    """Reader of one client's requests for replies, in order of arrival.
 
     Args:
         room: maximum size of a prompt.
@@ -174,11 +174,11 @@ class CallReader:
         self._reading = asyncio.Lock()
 
     async def read(self, dialect: Dialect, request: Request) -> tuple[ClientRequest, bytes]:
-        """Read a client's request. Return it with its digest; see `request_digest`.
+        """Read a client's request. Return the request and its digest (`request_digest`).
 
         Raises:
             BadInput: the request is refused.
-            Overflow: it is far too long.
+            Overflow: the request is far too long.
             ClientDisconnect: the client left before the end.
         """
         room = self._room
@@ -203,8 +203,8 @@ class CallReader:
 
 
 def values_at_most(data: bytes) -> int:
-    """Return an upper bound of the number of JSON values. For short data this is its length, because counting would
-    take longer than reading."""
+    """Return an upper bound of the number of JSON values. For short data the bound is the number of bytes, because
+    counting would take longer than reading."""
     return len(data) if len(data) <= MUCH_VALUES else _count_marks(data)
 
 

@@ -31,8 +31,8 @@ MOST_WAITING = 16
 """Maximum number of pipelined requests of one connection."""
 
 WHEN_BROKEN = "sparring.when_broken"
-"""Key of a request's scope. Its function is called once if the client leaves before the end of the response, or if the
-connection breaks after the response and before the next request."""
+"""Key of a function in a request's scope. The function is called once if the client leaves before the end of the
+response, or if the connection breaks after the response and before the next request."""
 
 TCP_CLOSE = 7
 """State of a connection that was reset, in the first byte of `TCP_INFO` (include/net/tcp_states.h of Linux)."""
@@ -59,8 +59,8 @@ class Patience:
 
 
 class Tally:
-    """Counter of requests that a server refused before they reached an endpoint. It logs the first of each kind, and
-    the totals at the end.
+    """Counter of requests that a server refused before they reached an endpoint. The first refusal of each kind is
+    logged at once, and the totals at the end.
     """
 
     def __init__(self, tell: Callable[[str], None] = LOG.warning) -> None:
@@ -82,27 +82,27 @@ class Tally:
 
 
 class Unasked:
-    """Connections of a server that it owes no answer: they wait for the whole head of a first or a next request.
+    """Connections to which a server owes no answer: each waits for the complete head of its next request.
 
-    Those that sent nothing of it and those that sent a part are two lines, each in the order of the last byte. Room is
-    made at the front of the longer line, so neither kind, however many there are of it, closes the other.
+    Connections that sent no byte of the head and connections that sent a part form two queues, in the order of their
+    last byte. Room is made at the front of the longer queue, so neither kind displaces the other.
     """
 
     def __init__(self) -> None:
         self._lines: tuple[dict[ClientProtocol, None], ...] = ({}, {})
 
     def add(self, connection: ClientProtocol, *, begun: bool) -> None:
-        """Put a connection at the end of its line. `begun`: whether a part of the head has come."""
+        """Put a connection at the end of its queue. `begun`: whether a part of the head has arrived."""
         self.remove(connection)
         self._lines[begun][connection] = None
 
     def remove(self, connection: ClientProtocol) -> None:
-        """Take a connection out of its line, if it is in one."""
+        """Take a connection out of its queue, if it is queued."""
         for line in self._lines:
             line.pop(connection, None)
 
     def end_one(self) -> bool:
-        """Close the connection that has said nothing for longest; return False if there is none to close."""
+        """Close the longest silent connection, of the longer queue if possible; return False if none can be closed."""
         for line in sorted(self._lines, key=len, reverse=True):
             for oldest in line:
                 if not bytes_queued(oldest.transport, termios.FIONREAD):  # what came may be the rest of the head
@@ -117,11 +117,11 @@ class _OverLimit(Exception):
 
 
 class ClientProtocol(HttpToolsProtocol):
-    """HTTP protocol of a client connection, with limits on bytes and time. It also reports connections that broke after
-    a response, which happens if the client leaves before it has read everything.
+    """HTTP protocol of a client connection, with limits on bytes and time. Connections that break after a response are
+    reported too, which happens if the client leaves before it has read everything.
 
     Args:
-        unasked: connections of the server that it owes no answer; this one is added while it is one of them.
+        unasked: connections to which the server owes no answer; includes this connection while that is so.
         most_sent: maximum number of bytes of a request on the wire.
     """
 
@@ -262,7 +262,7 @@ class ClientProtocol(HttpToolsProtocol):
         self._stop(431, f"expected a head of at most {MOST_HEAD} bytes")
 
     def _stop(self, status: int, text: str) -> None:
-        """Stop the parser from inside one of its callbacks."""
+        """Raise _OverLimit in a callback of the parser, to refuse a request."""
         self._over = status, text
         raise _OverLimit(text)
 

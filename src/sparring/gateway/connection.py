@@ -1,4 +1,4 @@
-"""HTTP responses that read an exchange: whole or streamed, for as long as the client stays connected."""
+"""HTTP responses that send the answer of an exchange, whole or streamed, while the client stays connected."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PING_S = 10.0
 
 
 class Connection:
-    """Connection of one client, which reads an exchange from its beginning while the context lasts.
+    """Reader of an exchange, from its beginning, for one client's connection while the context lasts.
 
     Attributes:
         exchange: exchange that is read.
@@ -156,7 +156,7 @@ class ExchangeResponse(Response):
             await refusal_response(self._dialect, error)(scope, receive, send)
 
     def _when_broken(self) -> None:
-        """Record that the client left: before the end of the answer, or after it, when delivery is unknown."""
+        """Record that the client left: before the end of the answer, or after that, when delivery is unknown."""
         if self._sent:
             self._exchange.deliver(None)
         elif self._connection is not None:

@@ -30,7 +30,7 @@ MOST_HEARD = 64
 _in_order = msgspec.msgpack.Encoder(order="deterministic")
 
 HOW = frozenset(("stream", "stream_options"))
-"""Fields of a request that change the form of the answer and not its content."""
+"""Fields of a request that change only the form of the answer."""
 
 RETRIES = b"x-stainless-retry-count"
 """Header in which the vendors' clients count their retries of a request."""
@@ -44,7 +44,7 @@ class Exchange:
         replies: complete replies, by the number of their sample.
         error: error that ended the answer; None if there was no error.
         over: whether the answer is complete or failed.
-        broken: whether a connection broke before the end of the answer and no other connection delivered it.
+        broken: whether a connection broke before the end of the answer, and no other connection delivered the answer.
         wakers: functions that wake the reading connections when a part arrives, one per connection.
     """
 
@@ -65,7 +65,7 @@ class Exchange:
 
     @property
     def refused(self) -> bool:
-        """True if the request was wrong or the rollout hit a limit; False for a fault of the engine."""
+        """Whether the exchange ended by a wrong request or a limit of the rollout, and not by a fault of the engine."""
         return isinstance(self.error, (BadInput, PolicyFailure))
 
     @property
@@ -158,7 +158,7 @@ class Exchange:
             wake()
 
     def _compact(self) -> None:
-        """Replace the pieces of each reply by as few as its message has parts, to save memory."""
+        """Join the pieces of each reply, so that each part of its message is one piece, to save memory."""
         self._in_pieces = False
         if self.error is None:
             self.parts = []
@@ -169,7 +169,7 @@ class Exchange:
 
 
 class Exchanges:
-    """Exchanges of one door: the running ones and the latest finished ones."""
+    """Exchanges of one session's endpoint (`Door`): the running ones and the latest finished ones."""
 
     def __init__(self, models: ModelTable) -> None:
         self._models, self._session = models, models.sessions[0]
@@ -193,7 +193,7 @@ class Exchanges:
         return [exchange for exchange in self._all if exchange.broken and not exchange.wakers]
 
     def begin(self, request: bytes, *, retried: bool, wanted: ClientRequest) -> Exchange:
-        """Return the exchange of a request: a new one, or the earlier one that the request repeats.
+        """Return the exchange of a request: a new exchange, or the earlier exchange that the request repeats.
 
         Args:
             retried: whether the client marks the request as a retry.
@@ -205,7 +205,7 @@ class Exchanges:
         return exchange
 
     async def count(self, wanted: ClientRequest) -> int:
-        """Return the number of tokens of a conversation. Raises LimitReached if it is far too long."""
+        """Return the number of tokens of a conversation. Raises LimitReached if the conversation is far too long."""
         session = self._models.session(wanted.model)
         if renders_long(wanted.messages) or has_many(tool.parameters for tool in wanted.tools):
             return await in_thread(session.count, wanted.messages, wanted.tools)
@@ -228,7 +228,7 @@ class Exchanges:
 
     def hear(self, wanted: ClientRequest) -> str:
         """Keep a conversation that a client sends without asking for a reply. Return the id by which a later request
-        can continue it."""
+        can continue this conversation."""
         self._num_heard += 1
         id = f"heard#{self._num_heard}"
         self._heard[id] = wanted.messages
@@ -280,7 +280,7 @@ class Exchanges:
 def request_digest(path: str, body: Mapping[str, Any], client_request: ClientRequest) -> bytes:
     """Return a digest that is equal for equal requests of one agent, streamed or not.
 
-    The order of fields does not matter: codex changes it when it repeats a request.
+    The order of fields does not matter: codex changes the order when it repeats a request.
     """
     fields = {name: value for name, value in body.items() if name not in HOW}
     agent = client_request.evidence.agent

@@ -1,4 +1,4 @@
-"""The run's end of `gateway.sock`: the clients of `sparring gateway` are accepted and answered in the run's process.
+"""The run's side of `gateway.sock`: the run's process accepts and answers the clients of `sparring gateway`.
 
 Connections, exchanges and sessions belong to the run, so they outlive the gateway's process.
 """
@@ -20,7 +20,7 @@ from sparring.gateway.serving import PAUSE_S, LocalServer, server_settings
 
 
 class _Gateways:
-    """Processes of `sparring gateway` that serve a run, one at a time: the one that began last."""
+    """Processes of `sparring gateway` for one run; only the process that connected last serves the run."""
 
     def __init__(self, gateway: Gateway, server: LocalServer, report: Callable[[str], None]) -> None:
         self._gateway, self._server, self._report = gateway, server, report
@@ -71,7 +71,7 @@ class _Gateways:
                     self._report("the gateway has ended; programs wait for the next one")
 
     def _begin(self, control: socket.socket, listening: socket.socket) -> None:
-        """Let a gateway replace the one before it. Connections that clients of that one have are answered on."""
+        """Let a gateway replace the previous one, whose clients' open connections are still answered."""
         self.end(Word.FOLLOWED)
         self._current = control, listening
         self._server.attend(listening)
@@ -117,7 +117,7 @@ async def behind_gateway(
 
 
 def _listen(folder: Path) -> socket.socket:
-    """Return the `gateway.sock` of a run, in place of one that an earlier process left. Only its user may connect."""
+    """Return the `gateway.sock` of a run, in place of one left by an earlier process. Only this user may connect."""
     arriving = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     before = os.umask(0o177)
     try:
@@ -136,8 +136,8 @@ def _listen(folder: Path) -> socket.socket:
 
 
 def _received(control: socket.socket) -> socket.socket | None:
-    """Return the listening socket that a gateway sends; None if it sends none, or this process has no descriptor left
-    for it."""
+    """Return the listening socket that a gateway sends; None if no socket arrives, or this process has no descriptor
+    left for the socket."""
     # socket.recv_fds has no flags, and programs that the run starts must not inherit the socket
     word, ancillary, *_ = control.recvmsg(MOST_BYTES, socket.CMSG_LEN(4), socket.MSG_CMSG_CLOEXEC)
     for *_, data in ancillary:

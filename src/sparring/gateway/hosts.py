@@ -1,10 +1,10 @@
 """Protection against web pages: a browser sends the requests of any page to any address of its machine, and lets the
 page read the answer if the page's own host name resolves to that address (DNS rebinding).
 
-A page cannot forge its `Origin`, nor the `Host` that it calls. Endpoints without a key therefore refuse requests from
-the origin of another site, and requests to a host name that is not this server's. Numeric addresses are allowed,
-because DNS cannot redirect them. The tools of a world check the origin under any key, as the specification of MCP
-demands.
+A page can forge neither its own `Origin` nor the `Host` that it calls. Endpoints without a key therefore refuse
+requests from the origin of another site, and requests to a host name that is not this server's. Numeric addresses are
+allowed as hosts, because DNS rebinding needs a name. The tools of a world check the origin under any key, as the
+specification of MCP demands.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def shows_key(scope: Scope) -> bool:
 
 
 def _problem(scope: Scope, keyed: bool, own: frozenset[str]) -> BadInput | None:
-    """Return the refusal of a request, or None if it is allowed."""
+    """Return the refusal of a request; None if the request is allowed."""
     tools = scope["path"].endswith("/mcp")
     if keyed and not tools or scope["server"] is None or scope["server"][1] is None:
         return None  # web pages cannot reach a socket in the file system

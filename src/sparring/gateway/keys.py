@@ -1,4 +1,4 @@
-"""API keys of rollouts: where clients put them, and tables that are keyed by them."""
+"""API keys of rollouts: the places of a key in a request, and tables keyed by API keys."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _SALT = secrets.token_bytes(32)
 
 
 class WrongKey(BadInput):
-    """Error of a key that belongs to no open endpoint."""
+    """Error of a missing, ambiguous or wrong key."""
 
 
 def key_of(request: Request) -> str:
     """Return the key of a request: `Authorization`, `x-api-key`, `x-goog-api-key`, `?key=` or the path.
 
     Raises:
-        WrongKey: the request has no key, or two different ones.
+        WrongKey: the request has no key, or two different keys.
     """
     headers = {name: value.decode("latin-1") for name, value in reversed(request.scope["headers"]) if name in HEADERS}
     bearer = headers.pop(b"authorization", "")
@@ -49,8 +49,8 @@ def wrong_key(got: str) -> WrongKey:
 
 
 class KeyTable(Generic[V]):
-    """Table of values by key. It holds keyed digests instead of keys, with a secret of the process, so that the time of
-    a look-up reveals nothing about a key."""
+    """Table of values by key. Digests with a secret of the process are stored instead of keys, so that the time of a
+    look-up reveals nothing about a key."""
 
     def __init__(self) -> None:
         self._values: dict[bytes, V] = {}

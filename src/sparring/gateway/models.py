@@ -16,7 +16,7 @@ AUXILIARY = "auxiliary"
 
 
 class UnknownModel(BadInput):
-    """Error of a model name that the table does not have."""
+    """Error of a model name that no entry of the table matches."""
 
 
 class ModelTable:
@@ -66,16 +66,16 @@ class ModelTable:
         return self._sessions[self._entry(name)]
 
     def label(self, name: str) -> Label | None:
-        """Return the label that a model name gives to its replies, or None if the name gives none.
+        """Return the label of replies under a model name; always None if `auxiliary` is a model of its own.
 
         Raises:
-            UnknownModel: no entry matches the name.
+            UnknownModel: no entry matches the name, and `auxiliary` is no model of its own.
         """
         is_auxiliary = AUXILIARY in self._hidden and self._entry(name) == AUXILIARY
         return "auxiliary" if is_auxiliary else None
 
     def _entry(self, name: str) -> str:
-        """Return the name of the entry with the session that answers to a name."""
+        """Return the name of the entry whose session answers to a model name."""
         if name in self._sessions or name in self._targets:
             return self._targets.get(name, name)
         pattern = next((pattern for pattern in self._patterns if fnmatchcase(name, pattern)), None)

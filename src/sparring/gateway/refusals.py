@@ -35,7 +35,7 @@ WITHOUT_VERSION = frozenset(("/chat/completions", "/responses", "/models", "/mes
 """Paths of a client whose base URL lacks the version."""
 
 _FIELDS = frozenset(("tools",))
-"""Values of `where` in a renderer's refusals that are request fields in every dialect."""
+"""Values of `BadInput.where` in a renderer's refusals that are request fields in every dialect."""
 
 
 class RefusedField(BadInput):
@@ -60,7 +60,7 @@ def refusal_response(dialect: Dialect, error: SparringError) -> Response:
 
 
 def client_error(error: SparringError) -> ClientError:
-    """Convert an error to what its client is told."""
+    """Convert an error to the form in which its client sees it."""
     text = str(error)
     if isinstance(error, WrongKey):
         return ClientError(status=401, message=text)

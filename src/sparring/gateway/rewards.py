@@ -55,7 +55,7 @@ class RewardRoutes:
 
     @property
     def awaits(self) -> bool:
-        """True while a rollout waits for rewards."""
+        """Whether a rollout waits for rewards."""
         return len(self._awaited) > 0
 
     def _knows(self, key: str) -> bool:
@@ -65,7 +65,7 @@ class RewardRoutes:
         return bool(self.run_key) and secrets.compare_digest(key.encode(), self.run_key.encode())
 
     def open(self, key: str, rewards: OutsideRewards, conversation: Conversation) -> None:
-        """Accept rewards under a key until it is closed, and under the run's key with the id of the rollout."""
+        """Accept rewards under a key until `close`, and under the run's key with the id of the rollout."""
         self._awaited[key] = rewards, conversation
         self._ids[rewards.trajectory] = key
 
@@ -108,7 +108,7 @@ class RewardRoutes:
 
         Raises:
             BadInput: the body names no rollout.
-            UnknownReply: this rollout does not wait for rewards.
+            UnknownReply: the rollout never waited for rewards, or was scored long ago.
         """
         body = body_of(data)
         rollout, of = body.pop("rollout", None), body.get("of")
@@ -123,7 +123,7 @@ class RewardRoutes:
 
 
 def reply_id(id: str) -> str:
-    """Convert the id that a reply has in any dialect to the id of the reply."""
+    """Convert a reply's id in any dialect to the session's id of that reply."""
     bare = id.removeprefix("chatcmpl-").removeprefix("msg_").removeprefix("resp_")
     return reply_named(bare.partition(".")[0]) or bare
 

@@ -1,12 +1,12 @@
 """Protocol of `gateway.sock`, the socket in a run's folder by which `sparring gateway` hands its clients to the run.
 
-What is handed over is the gateway's listening socket: the run's process accepts and answers the clients itself, and
-nothing of theirs passes through the gateway. The gateway keeps a descriptor of that socket. So connections that nobody
-has accepted outlive the run's process, and the gateway can accept them while there is no run.
+The gateway hands over its listening socket: the run's process accepts and answers the clients itself, and no data of
+clients passes through the gateway. The gateway keeps a descriptor of that socket. So connections that nobody has
+accepted outlive the run's process, and the gateway can accept them while there is no run.
 
 A connection of `gateway.sock` carries messages (SOCK_SEQPACKET), each a `Word`: `READY` from the run, `LISTENING` with
-the descriptor (SCM_RIGHTS, unix(7)) from the gateway, then `BEGUN`, and once `FOLLOWED` or `OVER`, from the run. It
-stays open for as long as the gateway serves the run, and its end says that one of the two processes has ended.
+the descriptor (SCM_RIGHTS, unix(7)) from the gateway, then `BEGUN`, and once `FOLLOWED` or `OVER`, from the run. The
+connection stays open while the gateway serves the run; its end means that one of the two processes has ended.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Word(StrEnum):
     """The run has closed the listening socket of an earlier gateway that ended: its address is free."""
 
     LISTENING = auto()
-    """The gateway's listening socket, which goes along."""
+    """This message carries the gateway's listening socket."""
 
     BEGUN = auto()
     """The run accepts the clients of this gateway."""
@@ -74,7 +74,7 @@ async def next_word(control: socket.socket) -> Word:
     """Return the next word of the run.
 
     Raises:
-        InfraError: the run's process has ended, or is of another version.
+        InfraError: the run's process has ended, or has another version of sparring.
     """
     try:
         return Word((await asyncio.get_running_loop().sock_recv(control, MOST_BYTES)).decode())

@@ -3,8 +3,8 @@
     async with open_door(episode.session()) as door:
         client = openai.AsyncOpenAI(base_url=f"{door.url}/v1", api_key=door.key)
 
-The key selects the session. It expires when the endpoint closes; for rewards it expires when the rollout is scored. One
-server answers for all open endpoints of an event loop, and runs while one of them is open. If the connection of a
+The key selects the session, and expires when the endpoint closes; for rewards, it expires when the rollout is scored.
+One server answers for all open endpoints of an event loop, and runs while an endpoint is open. If the connection of a
 request breaks, its reply is still sampled to the end, because clients retry: the retry gets that reply.
 """
 
@@ -76,9 +76,9 @@ class Door:
         reader: reader of the client's requests.
         tools: tools of the world, served by MCP at `/mcp`; None if the world has no tools.
         calls: calls of the tools of the world.
-        reward_key: key for rewards of the rollout from outside; empty if the run takes no rewards.
+        reward_key: key for external rewards of the rollout; empty if the run takes no rewards.
         ping_s: interval of keep-alive events on a stream, in seconds.
-        turned_away: number of requests with unknown keys when the door was opened.
+        turned_away: number of the server's requests with unknown keys up to the opening of this door.
     """
 
     url: str
@@ -99,8 +99,8 @@ class Gateway:
     """Server of the session endpoints (`Door`) that are open on one event loop.
 
     Attributes:
-        address: address of `sparring gateway`, at which alone clients then reach this run; empty without it.
-        there: event that is set while `sparring gateway` is connected; doors wait for it.
+        address: address of `sparring gateway`, the only one at which clients reach this run; empty without a gateway.
+        there: event that is set while `sparring gateway` is connected; opening a door waits for this event.
         workers: endpoints of external workers.
     """
 
@@ -153,11 +153,11 @@ class Gateway:
             return door
 
     async def shut(self, door: Door, *, drop: bool = False) -> None:
-        """Close an endpoint. Closing the last one stops the server, unless a rollout waits for rewards.
+        """Close an endpoint. The last one stops the server, unless a rollout waits for rewards or `open_outside` lasts.
 
         Args:
-            drop: whether running replies are cancelled and become the same turns when they are requested again.
-                Otherwise they end with the tokens sampled so far, which are recorded.
+            drop: whether running replies are cancelled; a repeated request is then the same turn. Otherwise running
+                replies end with the tokens sampled so far, which are recorded.
         """
         self._doors.pop(door.key)
         number, reason = self._turned_away
@@ -186,12 +186,12 @@ class Gateway:
     async def open_outside(self, keys: RunKeys, address: str, lease_s: float, gateway: str = "") -> AsyncIterator[str]:
         """Answer external programs that have the run's keys, while the context lasts; yields the address.
 
-        When the context ends, waiting claims are told that the run is over; after an error, that it has stopped, since
-        another process may resume it.
+        When the context ends, waiting claims fail with `RunOver`, or with `RunStopped` after an error, since another
+        process may resume the run.
 
         Args:
             lease_s: seconds until a worker's lease expires.
-            gateway: address of `sparring gateway`, which replaces this server; empty without it.
+            gateway: address of `sparring gateway`, which replaces this server; empty without a gateway.
         """
         host, _, port = address.rpartition(":")
         if not gateway:
@@ -317,7 +317,7 @@ class Gateway:
             self.door(key_of(request)).exchanges.refuse(str(error), misdirected=True)
 
     def door(self, key: str) -> Door:
-        """Return the session's endpoint of a key.
+        """Return the open endpoint with this key.
 
         Raises:
             WrongKey: the key belongs to no open endpoint.

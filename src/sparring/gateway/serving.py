@@ -1,7 +1,7 @@
 """HTTP servers for untrusted clients (`ClientProtocol`), with limits on the number of connections.
 
 uvicorn accepts connections until no file descriptor is left. Here a server takes at most half of the process's file
-descriptors, and makes room for a new connection by closing one that it owes no answer (`Unasked`).
+descriptors, and makes room for a new connection by closing a connection to which no answer is owed (`Unasked`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sparring.gateway.client_protocol import LOG, ClientProtocol, Patience, Tall
 from sparring.open_files import allow_files
 
 PAUSE_S = 1.0
-"""Seconds before a server tries again to accept a connection, if it had no file descriptor left."""
+"""Seconds before a server without a free file descriptor tries again to accept a connection."""
 
 GRACE_S = 1
 """Seconds that connections have to finish when their server stops."""
@@ -49,7 +49,7 @@ class BoundedServer(uvicorn.Server):
     """Server on given sockets, with limits on the number, size and time of its connections.
 
     Args:
-        protocol: function that makes the protocol of a connection; it takes the arguments of `ClientProtocol`.
+        protocol: function that makes the protocol of a connection, called with the arguments of `ClientProtocol`.
 
     Attributes:
         tally: counter of refusals.
@@ -87,7 +87,7 @@ class BoundedServer(uvicorn.Server):
         asyncio.get_running_loop().add_reader(listening, self._take, listening)
 
     def leave(self, listening: socket.socket) -> None:
-        """Accept no more connections of a socket, if it is attended."""
+        """Accept no more connections of a socket; no effect on a socket that is not attended."""
         if listening in self._listening:
             pause = self._listening.pop(listening)
             if pause is None:
@@ -115,7 +115,7 @@ class BoundedServer(uvicorn.Server):
         self._listening[listening] = loop.call_later(PAUSE_S, self.attend, listening)
 
     def _take(self, listening: socket.socket) -> None:
-        """Accept a connection if the server has room for it, or can make some."""
+        """Accept a connection if the server has room or can make room."""
         most = most_connections()
         if len(self.server_state.connections) + len(self._joining) >= most and not self._unasked.end_one():
             self._pause(listening, f"{most} connections are open; others wait")
@@ -161,10 +161,10 @@ def listen_on(host: str, port: int, do: str = "choose another rollout.gateway.li
     """Return a listening socket.
 
     Args:
-        do: what a user can do if the address cannot be had.
+        do: advice to the user in the error, if the address is not available.
 
     Raises:
-        BadInput: the address is in use or not of this machine.
+        BadInput: the address is in use, or is no address of this machine.
     """
     try:
         family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -1,8 +1,8 @@
 """MCP server for the tools of a world, by streamable HTTP with one JSON object per response (specification of
 2025-06-18).
 
-It implements `initialize`, `ping`, `tools/list` and `tools/call`. It has no event stream, since it sends no requests of
-its own. Session ids are only used to recognise a repeated request by its id.
+The server implements `initialize`, `ping`, `tools/list` and `tools/call`. There is no event stream, since the server
+sends no requests of its own. Session ids are only used to recognise a repeated request by its id.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sparring.protocols import ToolHost
 from sparring.types import ToolCall, ToolSpec
 
 VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
-"""Protocol versions in which these methods are equal. A client that offers another version gets the second one."""
+"""Protocol versions in which these methods are equal. A client that offers another version gets the second version."""
 
 NO_METHOD, BAD_PARAMETERS, FAILED = -32601, -32602, -32603
 
@@ -66,8 +66,8 @@ class RunningCall:
         return self.running.result()
 
     def deliver(self, delivered: bool | None) -> None:
-        """Record whether the connection delivered the complete response. If not, or if that is unknown (None), an equal
-        call joins this one."""
+        """Record whether the connection delivered the complete response. If not, or if unknown (None), an equal call
+        joins this call."""
         if not delivered:
             self._calls.broke(self)
 
@@ -76,7 +76,7 @@ class ToolCalls:
     """Tool calls of the client of one session's endpoint.
 
     A call whose connection broke is joined by the next equal call. Equal calls have the same name and arguments. In
-    addition, they have the same session and request id, or no other call has started since the connection broke:
+    addition, either session and request id are the same, or no other call has started since the connection broke:
     another call may have changed the world, and then the client wants a new answer. Two open connections are always two
     calls.
     """
@@ -90,7 +90,7 @@ class ToolCalls:
     def begin(
         self, host: ToolHost, name: str, arguments: dict[str, Any], sent_as: tuple[str, str] | None
     ) -> RunningCall:
-        """Return the call of a request: a broken one that it repeats, or a new one, which starts to run.
+        """Return the call of a request: the broken call that it repeats, or a new call, which starts to run.
 
         Args:
             sent_as: session id and request id; None for a client without a session.
@@ -149,7 +149,7 @@ class CallResponse(Response):
         self._deliver(True)
 
     def _when_broken(self) -> None:
-        """Record that the client left: before the end of the response, or after it, when delivery is unknown."""
+        """Record that the client left: before the end of the response, or after that, when delivery is unknown."""
         self._deliver(None if self._sent else False)
         self._has_left = True
 
@@ -230,7 +230,7 @@ def _named_call(host: ToolHost, parameters: Mapping[str, Any]) -> tuple[str, dic
 
 
 async def _call_tool(host: ToolHost, call: ToolCall) -> dict[str, Any]:
-    """Call a tool and return the content of the response. A failure of the policy is a result that the model reads."""
+    """Call a tool and return the content of the response. A PolicyFailure is a result that the model reads."""
     try:
         text = await host.call(call)
     except PolicyFailure as error:

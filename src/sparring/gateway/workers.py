@@ -51,7 +51,7 @@ STATUSES: tuple[tuple[type[SparringError], int, str], ...] = (
     (RewardsClosed, 403, "no_rewards"),
     (BadInput, 400, "invalid_request"),
 )
-"""Errors that workers and givers of rewards can tell apart, with status and name; the first match counts."""
+"""Errors with their status and name, by which workers and reward programs distinguish them; the first match counts."""
 
 
 class RunKeys(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +61,7 @@ class RunKeys(msgspec.Struct, frozen=True, kw_only=True):
     """Key of workers."""
 
     reward: str
-    """Key that gives rewards to any rollout that waits for them."""
+    """Key that gives rewards to any rollout that waits for rewards."""
 
 
 class ClaimForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,7 +77,7 @@ class ClaimForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Name of the worker, for reports."""
 
     id: str = ""
-    """Id of the claim. A claim that is repeated because its response was lost gets the lease of the first one. Empty:
+    """Id of the claim. A claim that is repeated because its response was lost gets the lease of the first claim. Empty:
     every claim is a new one."""
 
 
@@ -85,7 +85,7 @@ class WorkerRoutes:
     """Endpoints of workers.
 
     Attributes:
-        leases: leases of the run; None if workers do not play its rollouts.
+        leases: leases of the run; None if workers do not play the run's rollouts.
     """
 
     def __init__(self) -> None:
@@ -103,8 +103,8 @@ class WorkerRoutes:
 
     @contextmanager
     def attending(self) -> Iterator[None]:
-        """Answer claims while the context lasts. Afterwards, waiting and later claims are told that the run is over, or
-        after an error that it has stopped."""
+        """Answer claims while the context lasts. Afterwards, waiting and later claims fail with `RunOver`, or with
+        `RunStopped` after an error."""
         stopped = True
         try:
             yield
@@ -156,7 +156,7 @@ class WorkerRoutes:
         """Return the leases, if the request has the worker key.
 
         Raises:
-            WrongKey: the request has another key, or no key.
+            WrongKey: the request has a wrong key or no key.
             NoWorkers: workers do not play the rollouts of this run.
         """
         key = key_of(request)

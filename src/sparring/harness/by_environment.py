@@ -34,7 +34,7 @@ class HarnessByEnvironment:
         return task.box if widened is None else widened(task, tools=tools)
 
     async def check_image(self, task: Task, boxes: Boxes, *, tools: bool) -> bool:
-        """Start the program of a task's harness in a box of the task's image. Return False if it runs none there."""
+        """Start the program of a task's harness in a box of the task's image. Return False if no program runs there."""
         starts = getattr(self._harnesses[task.env], "check_image", None)
         return starts is not None and await starts(task, boxes, tools=tools)
 

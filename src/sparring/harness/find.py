@@ -22,10 +22,10 @@ SYSTEM = ("/usr/local/bin", "/usr/bin", "/bin")
 VERSION = re.compile(r"v(\d+)\.")
 PYTHON = re.compile(r"python3\.\d+")
 WRAPPED = re.compile(r"'''exec' (.+) \"\$0\" \"\$@\"")
-"""Second line of a script that pip or uv wrote, if the path of its interpreter is too long for a `#!` line."""
+"""Pattern of the second line of a script by pip or uv, if its interpreter's path is too long for a `#!` line."""
 
 LED_TO = re.compile(r'"\$basedir/([^"]+)"')
-"""Files that a pnpm script starts, relative to it."""
+"""Pattern of the file that a pnpm script starts, relative to the script."""
 
 MANAGERS = {"shims": ("pyenv", "nodenv", "rbenv"), "bin": ("volta",)}
 """Version managers that install stand-ins for programs, by the name of the folder with the stand-ins. `MANAGER which
@@ -39,8 +39,8 @@ class Installation:
     Attributes:
         start: beginning of the command in the boxes: the path of the program. If its file names an interpreter by a
             path that boxes do not have, the interpreter's path in the boxes comes first.
-        in_images: the same in boxes with an image. A program that all boxes of the host have is the image's own there,
-            started by its name.
+        in_images: beginning of the command in boxes with an image. It is the program's bare name if the program is in a
+            folder of the host that all boxes see, such as /usr: the image must then have its own.
         search: PATH in the boxes.
         mounts: files and folders of the host that it needs, by their path in the boxes.
         environment: variables that it needs to find its own packages.

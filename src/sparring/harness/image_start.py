@@ -1,4 +1,4 @@
-"""Start of an agent program in an image, before a run: where it cannot run is refused with what its loader said."""
+"""Check, before a run, that an agent program starts in an image. A refusal quotes the error of the program's loader."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparring.sandbox.roots import HOST_IMAGES
 from sparring.types import BoxSpec, ExecResult
 
 ASKED = "--version"
-"""Argument with which a program ends soon."""
+"""Argument that makes a program print its version and exit."""
 PATIENCE_S = 20.0
 OUTPUT_BYTES = 2000
 NOT_STARTED = (126, 127)
@@ -31,15 +31,15 @@ async def check_starts(
     environment: Mapping[str, str],
     port: int,
 ) -> None:
-    """Start a program in a box with an image, and refuse an image in which it does not start, or fails although it runs
-    in a box of the host's programs.
+    """Start a program in a box with an image. Refuse the image if the program does not start there, or if it fails
+    there but runs in a box of the host's programs.
 
     Args:
-        lines: beginning of its command in the image, and in boxes of the host's programs.
-        port: port of the box at which nothing answers.
+        lines: beginnings of the program's command: in the image, and in boxes of the host's programs.
+        port: port of the box's server, which accepts no connection.
 
     Raises:
-        BadInput: it does not run there.
+        BadInput: the program does not run in the image.
     """
     in_image, on_host = ((*line, ASKED) for line in lines)
     expected = f"an image in which the program of {name} runs"
@@ -63,7 +63,7 @@ async def check_starts(
 async def _run(
     boxes: Boxes, spec: BoxSpec, argv: Sequence[str], environment: Mapping[str, str], port: int
 ) -> ExecResult | None:
-    """Return the end of a program in a box of its own; None if the boxes run no programs."""
+    """Run a program in a box of its own and return its result; None if the boxes run no programs."""
     box: Any = await boxes.take(spec)
     try:
         if not hasattr(box, "program"):

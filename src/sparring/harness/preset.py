@@ -39,8 +39,8 @@ class AgentProgram(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `rollout.programs`, then on PATH."""
 
     models: dict[str, str] = {}
-    """What each model name of the program stands for: `policy`, or `auxiliary` for replies that are not trained. `*` in
-    a name stands for any characters."""
+    """Model for each model name of the program: `policy`, or `auxiliary` for replies that are not trained. `*` in a
+    name stands for any characters."""
 
     leave_out: tuple[str, ...] = ()
     """Types of the vendor's server-side tools that are removed from requests instead of refusing them."""

@@ -91,8 +91,8 @@ class ProgramRequests(SessionLayer):
 
     @property
     def unanswered(self) -> str:
-        """What happened to the requests, in words, if the rollout has nothing to score: none of them was answered with
-        a turn, and none hit a limit of the rollout or of the context. Otherwise ""."""
+        """Description of what happened to the requests, if the rollout has nothing to score: no request was answered
+        with a turn, and none hit a limit of the rollout or of the context. Otherwise ""."""
         session = self.session
         return "" if session.has_turn or session.limit is not None else session.silence
 
@@ -142,7 +142,7 @@ class ProgramRequests(SessionLayer):
 
 
 class _OfferedCalls:
-    """Calls of one reply, each of which may run as soon as it is read."""
+    """Calls of one reply. Each call may run as soon as it is read from the stream."""
 
     def __init__(self, calls: SampledCalls) -> None:
         self._calls, self._reply, self._num_offered = calls, "", 0
@@ -172,8 +172,8 @@ class ProgramHarness:
         self._preset, self._script, self._installation, self._open_door = preset, script, installation, open_door
 
     def box_of(self, task: Task, *, tools: bool) -> BoxSpec:
-        """Return the box for a rollout of a task: the task's, with room for the program if it runs there. If the world
-        has tools, they have the box to themselves."""
+        """Return the box for a rollout of a task: the task's own, with larger limits if the program runs in it. If the
+        world has tools, the program has another box."""
         spec = task.box or BoxSpec(timeout_s=60.0)
         return spec if tools else self._with_program_limits(spec)
 
@@ -187,8 +187,8 @@ class ProgramHarness:
         )
 
     async def check_image(self, task: Task, boxes: Boxes, *, tools: bool) -> bool:
-        """Start the program in a box of the task's image. Return False where the task has none of its own, or the
-        program has another box."""
+        """Start the program in a box of the task's image. Return False if the task has no image of its own, or the
+        program runs in another box."""
         spec, installed = self.box_of(task, tools=tools), self._installation
         if tools or spec.image in HOST_IMAGES:
             return False
@@ -312,8 +312,8 @@ class ProgramHarness:
 
 
 def load_program(name: str, folder: Path, open_door: OpenDoor, *, calls_from_code: bool = False) -> ProgramHarness:
-    """Return the harness of a preset, whose key `calls_from_code` is set. `name` may be a path to a preset; `folder` is
-    searched for the program."""
+    """Return the harness of the preset `name`, which may also be a path to a preset. `folder` is searched for the
+    program. `calls_from_code` sets the preset's key of this name."""
     preset, script = load_preset(name)
     if calls_from_code and not preset.calls_from_code:
         preset = msgspec.structs.replace(preset, calls_from_code=True)
@@ -321,7 +321,7 @@ def load_program(name: str, folder: Path, open_door: OpenDoor, *, calls_from_cod
 
 
 def _box_of(episode: Episode) -> Any:
-    """Return the box of an episode. Raises SandboxError if it runs no programs."""
+    """Return the box of an episode. Raises SandboxError if the box runs no programs."""
     box = episode.box
     if box is None or not hasattr(box, "program"):
         raise SandboxError(f"{KEY}: expected a box that runs programs; do: set sandbox.enabled = true")

@@ -12,7 +12,7 @@ MOST_CONNECTIONS = 16
 """Maximum number of concurrent connections of one program; further connections wait."""
 
 FILES_OF_CONNECTION = 3
-"""Open files of the run per connection: the program's socket, and both ends of the server's."""
+"""Open files of the run per connection: the program's socket, and both ends of the connection to the server."""
 
 PAUSE_S = 1.0
 """Seconds until the next attempt to accept a connection after the run had no file descriptor left."""

@@ -62,7 +62,7 @@ class SampledCalls:
         self._open[reply, at] = self._all[reply, at]
 
     def reopen(self, reply: str) -> None:
-        """Allow the calls of a reply again. Its client has lost the reply, and may receive it once more. Calls that
+        """Allow the calls of a reply again, because the client lost the reply and may receive it once more. Calls that
         have run keep their answer."""
         self._open |= {place: sampled for place, sampled in self._all.items() if place[0] == reply}
 

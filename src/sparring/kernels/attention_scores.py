@@ -9,7 +9,7 @@ from sparring.errors import refusal
 
 @dataclass(frozen=True, slots=True)
 class AttentionForm:
-    """Settings of one layer's causal attention, except sinks, which are weights. Twin of `Form` in attention.h.
+    """Settings of one layer's causal attention, except sinks, which are weights. Mirrors `Form` in attention.h.
 
     Attributes:
         scale: factor on q . k.

@@ -23,7 +23,7 @@ def check_logits(where: str, logits: torch.Tensor) -> None:
 
 
 def check_kept(kept: KeptRows, rows: int) -> KeptRows:
-    """Return offsets int64 and ids int32 of kept sets; refuse offsets that do not ascend from 0 to the number of
+    """Return the offsets as int64 and the ids as int32; refuse offsets that do not ascend from 0 to the number of
     ids."""
     offsets, ids = kept[0].to(torch.int64).contiguous(), kept[1].to(torch.int32).contiguous()
     if (
@@ -51,7 +51,7 @@ def check_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: to
 
 
 def check_shared(cu_seqlens: torch.Tensor, shared: torch.Tensor) -> None:
-    """Refuse counts of shared tokens that are not int32 [B], or exceed the length of the sequence before."""
+    """Refuse counts of shared tokens that are not int32 [B], or exceed the length of the preceding sequence."""
     if shared.dtype is not torch.int32 or shared.shape != (cu_seqlens.numel() - 1,):
         given = f"{tuple(shared.shape)} {shared.dtype}"
         raise refusal("shared", f"{cu_seqlens.numel() - 1} int32 counts", given, "one for each sequence")

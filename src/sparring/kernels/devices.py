@@ -31,7 +31,7 @@ def resolve_device(wanted: str, where: str) -> str:
 
 @cache
 def gpu_count() -> int:
-    """Return the number of GPUs that the driver shows this process; 0 if the installed torch was built for none."""
+    """Return the number of GPUs that the driver shows this process; 0 if the installed torch is built for CPUs."""
     torch = importlib.util.find_spec("torch")
     if torch is None or not torch.origin or not (Path(torch.origin).parent / "lib" / "libtorch_cuda.so").exists():
         return 0
@@ -44,9 +44,9 @@ def gpu_count() -> int:
 
 
 def gpu_of(number: int, count: int) -> str:
-    """Return the name, for `VISIBLE`, of the GPU of another process of this run, by its `number` from 0, if there are
-    `count` GPUs. The run's own process computes on the first GPU; the others have the rest in turn, or share the first
-    if there is only one."""
+    """Return the GPU for another process of this run, as a value of `VISIBLE`. `number` counts these processes from 0;
+    the machine has `count` GPUs. The run's own process computes on the first GPU; the others have the rest in turn, or
+    share the first if there is only one."""
     names = [name for name in os.environ.get(VISIBLE, "").split(",") if name] or [str(gpu) for gpu in range(count)]
     others = names[1:count] or names[:1]
     return others[number % len(others)]

@@ -69,7 +69,7 @@ class _ReturnSum(Function):
 
 
 class Linear(Function):
-    """Product y = x W^T + b. The bits of a weight's gradient depend only on the set of rows (`threads`)."""
+    """Product y = x W^T + b. The bits of W's gradient depend on the rows, not on threads (`kernels.threads`)."""
 
     @staticmethod
     def forward(
@@ -120,7 +120,7 @@ def tracked(
     *inputs: torch.Tensor | None,
     saved: Sequence[torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Compute an operation of one result, with gradients.
+    """Compute an operation with a single result, with gradients.
 
     Args:
         pull: function (*saved, gradient of the result) -> gradient of each input.

@@ -77,8 +77,8 @@ class _Route(Function):
 def linear_groups(
     x: torch.Tensor, packed: PackedStack, biases: torch.Tensor | None, counts: torch.Tensor
 ) -> torch.Tensor:
-    """Multiply x[N, K], whose rows are sorted by weight, counts[E] rows each, by E weights without gradients; biases
-    [E, M]. Each row is bitwise equal to that of `linear`."""
+    """Multiply x[N, K] by E weights, without gradients. The rows of x are sorted by weight: counts[e] rows use weight
+    e. Biases are [E, M]. Each row is bitwise equal to that of `linear`."""
     check_groups(x, packed, biases, counts)
     fused, x = fused_path(x.device), x.contiguous()
     if fused is not None:
@@ -105,7 +105,7 @@ def mixture(
     D].
 
     Row n uses the experts chosen[n], with weights gate_up [2 I, D] and down [D, I]. Their outputs, weighted by
-    shares[n], are added in float32 in the order of `chosen`. Both are [N, k], of int32 and float32.
+    shares[n], are added in float32 in the order of `chosen`. `chosen` is int32 [N, k], `shares` float32 [N, k].
 
     Raises:
         BadInput: shapes do not fit, or the compiled kernels are not in use.

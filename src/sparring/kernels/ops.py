@@ -1,8 +1,8 @@
 """Row-invariant operations: the bits of an output row depend on that row's inputs alone.
 
-They do not depend on the number of rows, the neighbours, the threads, the packing, or size and position of the pages.
-The trainer's forward and the engine call the same functions, so their log-probabilities agree to the bit. Gradients do
-not depend on the threads either (`threads`); gradients of weights are sums over rows, and depend on the set of rows.
+The bits do not depend on number of rows, neighbours, threads, packing, or size and position of the pages. The trainer's
+forward and the engine call the same functions, so their log-probabilities agree to the bit. Gradients do not depend on
+the threads either (`threads`); gradients of weights are sums over rows, and depend on the set of rows.
 
 There are five paths, each with its own bits. CPU: "exact-tiles" (compiled, matrix products on AMX tiles), "exact-pairs"
 (compiled, bfloat16 products by pairs), "exact-kernels" (compiled, the same bits on every processor) and "exact-torch"
@@ -253,11 +253,11 @@ def attention_packed(
 ) -> torch.Tensor:
     """Compute causal attention within each packed sequence; q[N, H, d], k[N, G, d], v[N, G, d] -> [N, H, d].
 
-    cu_seqlens[B + 1] int32: sequence b is rows cu_seqlens[b]:cu_seqlens[b + 1]; it starts at 0 and ends at N. With
-    shared[B] int32 these rows follow the first shared[b] positions of sequence b - 1, which may themselves be shared: a
-    traversal of a tree of prefixes, in which every row is stored once. The result is bitwise equal to that of complete
-    sequences. Query head h reads key/value head h // (H / G), with the settings of `form`; sinks[H] are an additional
-    logit of each head's softmax, without a value. Accumulates in float32.
+    cu_seqlens[B + 1] int32: sequence b is rows cu_seqlens[b]:cu_seqlens[b + 1]; cu_seqlens starts at 0 and ends at N.
+    With shared[B] int32 these rows follow the first shared[b] positions of sequence b - 1, which may themselves be
+    shared: a traversal of a tree of prefixes, in which every row is stored once. The result is bitwise equal to that of
+    complete sequences. Query head h reads key/value head h // (H / G), with the settings of `form`; sinks[H] are an
+    additional logit of each head's softmax, without a value. Accumulates in float32.
     """
     check_attention(q, k, v, sinks)
     # not checked on a device: each layer would wait for it
@@ -376,7 +376,7 @@ def sample(
     limited: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, np.ndarray | None]:
     """Sample one token for each row of logits[N, V] float32: tokens[N] int64, logprobs[N] float32, and masks[N, W] of
-    the ids that each was drawn from (see `truncation`), with no bit set in a row that was not truncated, or None.
+    the ids that each token was drawn from (see `truncation`): no bit in an untruncated row; None without truncation.
 
     Inverse transform of one uniform number, Philox4x32-10 (Salmon et al. 2011) with key `seeds[n]` (64 bits) and
     counter `positions[n]`. Temperature 0 takes the largest logit (ties by id) and truncates nothing. Otherwise, at that

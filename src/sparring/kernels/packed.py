@@ -61,7 +61,7 @@ class PackedWeight:
 
     def update(self, *weights: torch.Tensor, storage: torch.Tensor | None = None) -> None:
         """Pack changed values in place, for float32 without an allocation; after `drop`, into `storage` or new memory.
-        Shapes must stay."""
+        Shapes must be the same."""
         if [w.shape for w in weights] != [w.shape for w in self.weights] or any(
             w.dtype is not self.dtype for w in weights
         ):
@@ -103,7 +103,7 @@ def pack(*weights: torch.Tensor) -> PackedWeight:
 
 class PackedStack:
     """E packed weights [M, K] of one shape and dtype, contiguous in `storage` [E, ...]; `matrices` are views of single
-    weights. None at all, or other shapes or dtypes, are refused (`BadInput`)."""
+    weights. An empty list, and different shapes or dtypes, are refused (`BadInput`)."""
 
     __slots__ = ("dtype", "matrices", "num_inputs", "num_outputs", "storage")
 

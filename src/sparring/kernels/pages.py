@@ -21,7 +21,7 @@ class PagedRows(NamedTuple):
     """New tokens of B sequences. Row cu_rows[b] + i is position context_lengths[b] - (rows of b) + i of sequence b.
 
     Attributes:
-        block_tables: [B, P] int32, pages of each sequence in order; entries beyond its length are not read.
+        block_tables: [B, P] int32, pages of each sequence in order; entries beyond the sequence are not read.
         cu_rows: [B + 1] int32; the new rows of sequence b are cu_rows[b]:cu_rows[b + 1], possibly empty.
         context_lengths: [B] int32, tokens of each sequence including the new rows.
         most_rows: maximum number of new rows of a sequence, known on the CPU; None if it has to be read from `cu_rows`.
@@ -34,8 +34,8 @@ class PagedRows(NamedTuple):
 
 
 class KvHeads(NamedTuple):
-    """Keys and values that a layer stores for a token; `layer` is the layer itself, or the one whose keys and values it
-    reads."""
+    """Keys and values that a layer stores for a token; `layer` is the layer itself, or the other layer whose keys and
+    values it reads."""
 
     num_heads: int
     head_dim: int

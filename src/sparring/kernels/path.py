@@ -71,15 +71,15 @@ class KernelPath(Protocol):
 
     @property
     def is_compiled(self) -> bool:
-        """True for a `FusedPath`."""
+        """Return True if the path is a `FusedPath`."""
 
     @property
     def transposes_keys(self) -> bool:
-        """True if pages store keys in transposed blocks of 16 positions; see `KvPages`."""
+        """Return True if pages store keys in transposed blocks of 16 positions; see `KvPages`."""
 
     def pack(self, weights: Sequence[torch.Tensor], storage: torch.Tensor | None) -> torch.Tensor:
-        """Join weights[i] [M_i, K] to one [M, K] in the layout that `linear` reads, in `storage`, the result of an
-        earlier call with these shapes, which is overwritten; None takes new memory."""
+        """Join weights[i] [M_i, K] to one [M, K] in the layout that `linear` reads, in new memory or, if given, in
+        `storage`: the result of an earlier call with these shapes, which is overwritten."""
 
     def packed_layout(
         self, counts: Sequence[int], depth: int, dtype: torch.dtype
@@ -95,8 +95,8 @@ class KernelPath(Protocol):
     def linear_backward(
         self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, needs: tuple[bool, bool]
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return the gradients of x[N, K] and weight[M, K] from the gradient of y[N, M], all of one dtype; None if not
-        in `needs`. `grad` may be strided."""
+        """Return the gradients of x[N, K] and weight[M, K] from the gradient of y[N, M], all of one dtype; None for a
+        gradient that `needs` excludes. `grad` may be strided."""
 
     def sum_rows(self, grad: torch.Tensor) -> torch.Tensor:
         """Sum grad[N, M], which may be strided, over rows -> [M] float32. The order depends on N alone."""
@@ -117,8 +117,8 @@ class KernelPath(Protocol):
     def add_rms_norm_backward(
         self, total: torch.Tensor, weight: torch.Tensor, grad_total: torch.Tensor | None, grad: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the common gradient of x and y, and the gradient of weight[D], from the gradients of the sum (None:
-        zero) and of its norm."""
+        """Return the common gradient of x and y, and the gradient of weight[D], from `grad_total`, the gradient of the
+        sum (None: zero), and `grad`, that of its norm."""
 
     def silu_mul(self, gate: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:
         """Return silu(gate) * up, of any shape; silu(gate) without `up`."""
@@ -190,7 +190,7 @@ class KernelPath(Protocol):
 
         Returns:
             (logprob, entropy, maximum, log_sum), [N] float32 each; and -1 or the index of the first row whose target is
-                no token or not kept, or whose kept ids do not ascend. With such a row all four results are undefined.
+                no token id or not kept, or whose kept ids do not ascend; all results are then undefined.
         """
 
     def token_logprobs_backward(
@@ -214,7 +214,7 @@ class KernelPath(Protocol):
 
 
 class FusedPath(KernelPath, Protocol):
-    """Operations that the compiled kernels compute in one call, and that other paths compose."""
+    """Operations that a compiled path computes in one call; on other paths they are composed of several."""
 
     def route(self, logits: torch.Tensor, count: int, renormalised: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute `mixtures.route` of logits[N, E] float32; ties go to the lower index."""

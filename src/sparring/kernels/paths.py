@@ -16,7 +16,7 @@ from sparring.kernels.path import FusedPath, KernelPath
 from sparring.kernels.torch.path import TorchPath
 
 ALL_PATHS = (*COMPILED, TorchPath.name, DevicePath.name)
-"""All paths: first the CPU's, best first."""
+"""Names of all paths: the CPU's, best first, then the GPU's."""
 SETTINGS = {"off": TorchPath.name, "portable": NAME, "pairs": PAIRS_NAME, "tiles": TILES_NAME}
 """Values of SPARRING_KERNELS and the paths that they select."""
 
@@ -51,12 +51,12 @@ def current() -> KernelPath:
 
 
 def path_of(x: torch.Tensor) -> KernelPath:
-    """Return the path of the device that holds `x`; for torch's meta device the CPU's, whose layouts it has."""
+    """Return the path of the device that holds `x`; for torch's meta device the path of the CPU."""
     return _of_device(x.device)
 
 
 def fused_path(device: torch.device | str = "cpu") -> FusedPath | None:
-    """Return the path of a device if it is a compiled one; None if operations are to be composed."""
+    """Return the path of a device if it is a compiled path, which fuses operations; else None."""
     path = _of_device(device)
     return path if isinstance(path, CompiledPath) else None
 
@@ -104,9 +104,9 @@ def why_not(name: str, *, software: bool = True) -> str:
 
 
 def use(name: str) -> None:
-    """Choose the CPU's path for this process, before anything is packed; SPARRING_KERNELS does the same by `SETTINGS`.
-    Missing instructions are emulated, slowly, where possible; what this machine cannot compute is refused
-    (`BadInput`)."""
+    """Choose this process's CPU path by a name of `ALL_PATHS`, before anything is packed (SPARRING_KERNELS takes a key
+    of `SETTINGS`). Missing instructions are emulated, slowly, where possible; a path that this machine cannot compute
+    is refused (`BadInput`)."""
     global _path
     _path = _make_path(name, "numerics path")
 
@@ -126,7 +126,7 @@ def _make_path(name: str, where: str) -> KernelPath:
 
 
 def _library(name: str, software: bool) -> Library | str:
-    """Return the library that computes a compiled path here, or the reason for its absence."""
+    """Return the library of a compiled path, or the reason why this machine cannot use the path."""
     native = _loaded(FLAGS)
     if native is None:
         return _NO_COMPILER

@@ -18,13 +18,13 @@ class Again(NamedTuple):
 
 
 def tell(result: torch.Tensor, function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
-    """Attach to `result` the recomputation `function(*inputs)`, and return `result`. Views and copies of it have no
-    recomputation."""
+    """Attach to `result` the recomputation `function(*inputs)`, and return `result`. Views and copies of `result` have
+    no recomputation."""
     setattr(result, _NAME, Again(function, inputs))
     return result
 
 
 def told(tensor: torch.Tensor) -> Again | None:
-    """Return how the backward pass recomputes this activation, as `tell` attached it; None if it has to be stored."""
+    """Return the recomputation that `tell` attached to `tensor`; None if it has none, so that it has to be stored."""
     again: Again | None = getattr(tensor, _NAME, None)
     return again

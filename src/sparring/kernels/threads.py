@@ -11,7 +11,7 @@ that depends on the number of threads. Here:
 - All other operations of torch in a backward pass compute elements or rows alone, or add rows in the order of their
   indices (embeddings, `index_select`).
 - A GPU adds rows of equal index with atomic additions, in any order, in `index_add` and in the gradient of
-  `index_select`; it sorts the indices in `index_put` and in that of `x[rows]` (`add_at`, `take`).
+  `index_select`; it sorts them in `index_put` and in the gradient of `x[rows]` (`add_at`, `take`).
 
 Shapes: N rows, M columns.
 """
@@ -48,12 +48,12 @@ def sum_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def take(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return x[rows] of x[N, ...], whose gradient adds rows that are taken more than once in one order."""
+    """Return x[rows] of x[N, ...], whose gradient adds rows that are taken more than once in a fixed order."""
     return x.index_select(0, rows) if x.device.type == "cpu" else x[rows]
 
 
 def add_at(index: torch.Tensor, values: torch.Tensor, count: int) -> torch.Tensor:
-    """Sum values[M, ...] of equal index[M] -> [count, ...], in one order."""
+    """Sum the rows of values[M, ...] that have equal index[M] -> [count, ...], in a fixed order."""
     zeros = values.new_zeros(count, *values.shape[1:])
     if values.device.type == "cpu":
         return zeros.index_add(0, index, values)

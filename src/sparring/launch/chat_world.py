@@ -95,8 +95,8 @@ class ChatWorld:
         return self._world.tools
 
     async def begin(self, task: Task | None) -> list[Message]:
-        """Close the world of the last conversation, open that of `task`, and return its first messages. Without a task,
-        the user begins."""
+        """Close the world of the last conversation, open the world of `task`, and return its first messages. Without a
+        task, the user begins."""
         await self.close()
         self._world, self._task = GuardedEnv(self._setting.make), task or self._setting.blank
         if task is None:

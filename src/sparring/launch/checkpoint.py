@@ -30,7 +30,7 @@ def recorded_run(folder: Path, *, runs_rules: bool = False) -> Iterator[RunFiles
     """Open the recipe and the record of a run for reading inside a context. `runs_rules` is as in `load_recorded`.
 
     Raises:
-        BadInput: the folder has no run, or one of another version.
+        BadInput: the folder has no run, or a run of another version.
     """
     from sparring.recipe.load import load_recorded
 
@@ -44,7 +44,7 @@ def recorded_run(folder: Path, *, runs_rules: bool = False) -> Iterator[RunFiles
 def find_checkpoint(path: Path) -> Path:
     """Return the Hugging Face or adapter folder of a path. The path may be such a folder, a GGUF file (which is
     converted), the folder of a run (its newest weights), or a saved step of a run: `RUN/STAGE/best`, `RUN/STAGE/last`
-    or `RUN/STAGE/step-000146`. Without STAGE, it is a step of the last stage that trains."""
+    or `RUN/STAGE/step-000146`. Without STAGE, the last stage with checkpoints is taken."""
     if _is_run(path):
         is_blank(path / STORE)  # refuses another version
     folder = _find(path)
@@ -113,7 +113,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def _parse_step_name(path: Path) -> tuple[Path, str | None, str] | None:
-    """Return run, stage and name of a saved step, or None if the path is not the name of one."""
+    """Return run, stage and name of a saved step, or None if the path does not name a saved step."""
     if not SAVED.fullmatch(path.name):
         return None
     above = path.parent.parent if path.parent.name == "checkpoints" else path.parent

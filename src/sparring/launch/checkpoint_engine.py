@@ -50,7 +50,7 @@ class Generation:
 
 
 class CheckpointEngine:
-    """The native engine on one checkpoint, for use from Python, also in a notebook. Close it, or use it in `with`.
+    """The native engine on one checkpoint, for Python programs and notebooks. Close the engine, or use it in `with`.
 
         with Engine("runs/quickstart") as engine:
             [reply] = engine.generate("What is 12 * 13?", temperature=0, max_tokens=64)
@@ -68,7 +68,7 @@ class CheckpointEngine:
         device: "cpu", "cuda", or "auto": a GPU if torch can use one.
 
     Raises:
-        BadInput: there is no such checkpoint, or it cannot be served.
+        BadInput: the checkpoint does not exist, or cannot be served.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class CheckpointEngine:
                 stop_strings, constraint, logit_bias, ... The same seed and prompts give the same replies.
 
         Returns:
-            `samples` replies to the first prompt, then those to the second, and so on.
+            `samples` replies to the first prompt, then `samples` replies to the second, and so on.
 
         Raises:
             BadInput: a prompt or a setting is refused.
@@ -148,8 +148,8 @@ class CheckpointEngine:
         api_key: str = "",
         ready: Callable[[str], None] = partial(print, "serving on", flush=True),
     ) -> None:
-        """Serve the checkpoint over HTTP, with token ids as input and output, until Ctrl-C, which closes it. The same
-        as `sparring serve`.
+        """Serve the checkpoint over HTTP, with token ids as input and output, until Ctrl-C, which closes the engine.
+        The same as `sparring serve`.
 
         Args:
             port: port to listen on; 0 takes a free one.

@@ -95,7 +95,7 @@ def compared(before: Evaluated, after: Evaluated, gate: Gate | None = None) -> C
     """Return the comparison of two evaluations.
 
     Raises:
-        BadInput: they have different tasks, or lack the metric of the gate.
+        BadInput: the evaluations have different tasks, or lack the metric of the gate.
     """
     comparison = compare(before.evaluation, after.evaluation)
     if gate is None:
@@ -131,7 +131,7 @@ def evaluated_as(config: RunConfig, name: str, tokenizer: Path | None) -> Subjec
     endpoint's tokenizer is in `tokenizer`, else that of the recipe's policy.
 
     Raises:
-        BadInput: there is no such folder, or no tokenizer for an endpoint.
+        BadInput: the folder does not exist, or an endpoint has no tokenizer.
     """
     from sparring.model.hub import model_folder, with_template
 
@@ -233,7 +233,7 @@ async def _evaluate(config: RunConfig, subject: Subject) -> Evaluated:
 
 
 def _write_recipe(folder: Path, recipe: RunConfig) -> None:
-    """Write the recipe and the tokenizer of an evaluation into its folder. Its name has the digest of the recipe."""
+    """Write the recipe and the tokenizer of an evaluation into its folder, whose name has the recipe's digest."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / CONFIG).write_text(dump(recipe), encoding="utf-8")
@@ -271,8 +271,8 @@ def _recipe(config: RunConfig, subject: Subject, directory: str, name: str) -> R
 
 
 def _without_addresses(config: RolloutConfig) -> RolloutConfig:
-    """Return the settings of rollouts without those that do not affect the samples: addresses of servers and waiting
-    times for workers."""
+    """Return the settings of rollouts without addresses of servers and waiting times for workers, which do not affect
+    the samples."""
     fields = config.gateway.shown_to_workers
     return msgspec.structs.replace(config, gateway=GatewayConfig(shown_to_workers=fields))
 

@@ -33,7 +33,7 @@ def load_recipe(path: str | os.PathLike[str], overrides: Sequence[str] | Mapping
         The recipe as a struct. It is frozen; `msgspec.structs.replace(config, rl=...)` makes a changed copy.
 
     Raises:
-        BadInput: the file cannot be read, is not TOML, or says something that no part understands.
+        BadInput: the file cannot be read, is not TOML, or has an unknown key or an invalid value.
     """
     if not isinstance(path, (str, os.PathLike)):
         advice = "write the recipe into a TOML file, or build a RunConfig of sparring.recipe.run_config"
@@ -54,7 +54,7 @@ def run(config: RunConfig) -> Path:
         The run's folder, with `summary.json`, `report.html` and the checkpoints in it.
 
     Raises:
-        BadInput: something is wrong that can be known before the work starts.
+        BadInput: a check before the work starts refuses the recipe or the machine.
     """
     from sparring.dashboard.report import write_report
 
@@ -69,7 +69,7 @@ def check(config: RunConfig) -> list[str]:
     or written.
 
     Returns:
-        The facts that the check found, one line each: memory, tasks, what the expert earns.
+        The facts that the check found, one line each: memory, tasks, the expert's reward.
 
     Raises:
         BadInput: a run would be refused.

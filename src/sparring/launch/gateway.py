@@ -1,4 +1,4 @@
-"""Gateway in a process of its own: it hands its clients to the run's process, and answers them while that is away."""
+"""Gateway in a process of its own: it passes its clients to the run's process, or answers them while there is none."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ async def _attend(
     begun: str,
     say: Callable[[str], None],
 ) -> Word:
-    """Hand `listening` over to each process of the run, one after the other, and let `server` answer while there is
-    none. Return the run's last word. `begun` is the first sentence for the user."""
+    """Pass the socket `listening` to each process of the run in turn, and let `server` answer while no process runs.
+    Return the run's last word. `begun` is the first sentence for the user."""
     there = True
     while True:
         with suppress(InfraError), control:

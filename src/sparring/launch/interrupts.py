@@ -1,5 +1,5 @@
 """Interrupts of a command that works in an event loop: by Ctrl-C, and by the system that runs it, such as SLURM or
-Kubernetes. Everything that a run has recorded is durable, so nothing is lost, and the same command goes on."""
+Kubernetes. Everything that a run has recorded is durable, so nothing is lost: the same command, run again, goes on."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def block(work: Coroutine[Any, Any, T]) -> T:
 
 class Ending:
     """Handler of `SIGNALS`. The first signal, `came`, interrupts the command like Ctrl-C, so that it closes its parts.
-    At a second one, or after `within_s` seconds, the process ends at once: closing waits for a call of the trainer,
+    At a second signal, or after `within_s` seconds, the process ends at once: closing waits for a call of the trainer,
     which may take longer."""
 
     def __init__(self, within_s: float = WITHIN_S) -> None:
@@ -79,8 +79,8 @@ def _handle(number: signal.Signals, handler: Handler, stack: ExitStack) -> None:
 
 
 def _leave() -> None:
-    """End the process as kill -9 would: its boxes and servers end with it, and the next run begins with the record.
-    Shared memory, which only the next publisher would remove, is removed here."""
+    """End the process as kill -9 would: its boxes and servers end with it, and a resume starts from the record. Shared
+    memory, which only the next publisher would remove, is removed here."""
     shared = sys.modules.get("sparring.weights.shared_memory")  # not loaded: nothing was published
     if shared is not None:
         for path in shared.FOLDER.glob(f"{shared.PREFIX}{os.getpid()}-*"):
@@ -146,7 +146,7 @@ class _Interrupt:
     time, and at every further signal, KeyboardInterrupt is raised in the line that blocks the loop.
 
     Attributes:
-        came: what was waited for at the first signal; None before it.
+        came: what the command waited for at the first signal; None before the first signal.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:

@@ -92,9 +92,9 @@ def replay_run(
 
 
 def replay_rollout(folder: Path, rollout_id: str, threads: int | None = None) -> ReplayResult:
-    """Replay one recorded rollout under the weights that sampled it. They are the stage's input for version 0, and the
-    version's checkpoint otherwise. If several versions sampled the rollout, or if the checkpoint is gone, the steps
-    that made the weights are trained again.
+    """Replay one recorded rollout under the weights that sampled it. The weights are the stage's input for version 0,
+    and the version's checkpoint otherwise. If several versions sampled the rollout, or if the checkpoint is gone, the
+    steps that made the weights are trained again.
 
     Args:
         rollout_id: id of the rollout, as in the report.
@@ -170,7 +170,7 @@ def _last_saved(run: RunFiles, stage: str, step: int) -> int:
 
 
 def _check_published(run: RunFiles, stage: str, expected: str, least: int) -> int:
-    """Return the last step of a stage whose weights were published; refuse one before `least`."""
+    """Return the last step of a stage whose weights were published; refuse a step before `least`."""
     published = GroupLog(run.store, stage).last_published(0)
     if stage not in ONLINE_STAGES or published < least:
         offline = f"{stage}, which trains nothing that it samples"
@@ -180,8 +180,8 @@ def _check_published(run: RunFiles, stage: str, expected: str, least: int) -> in
 
 
 def _steps_to(run: RunFiles, rollout: str, versions: set[int]) -> Steps:
-    """Return the steps that trained all versions which sampled a rollout, beginning at the last checkpoint before
-    them."""
+    """Return the steps that trained all versions which sampled a rollout, from the last checkpoint before these
+    versions."""
     stage, last = rollout.partition("/")[0], max(versions)
     _check_published(run, stage, f"weights of version {last}", last)
     start = _last_saved(run, stage, min(versions))
@@ -190,7 +190,7 @@ def _steps_to(run: RunFiles, rollout: str, versions: set[int]) -> Steps:
 
 def _copy(run: RunFiles, stage: str, made: Path) -> RunConfig:
     """Copy the files of a run's folder that a replay of a stage changes, link the others, and return a recipe for the
-    copy. A run of the copy reports, saves and evaluates nothing."""
+    copy, with which nothing is reported, saved or evaluated."""
     config, copy = run.config, made / run.config.run.name
     copy.mkdir()
     for entry in run.folder.iterdir():

@@ -26,13 +26,13 @@ NO_DIFFERENCE = (
     *("rollout.gateway.url", "rollout.gateway.listen", "rollout.gateway.lease_s"),
     *("engine.update.timeout_s", "engine.update.retries", "engine.update.retry_delay_s"),
 )
-"""Settings that may change: progress display, addresses, patience, and what a resume does."""
+"""Settings that may change: progress display, addresses, waiting times, and what a resume does."""
 
 EXACT_ENGINES = ("native", "remote")
-"""Engines that are the trainer's own module, and so sample the same tokens."""
+"""Engines that compute with the trainer's own module, and so sample the same tokens."""
 
 ADDRESSES = ("engine.urls", "engine.api_key_env", "engine.silent_s", "engine.shared_folder")
-"""Where the servers are, the patience with them, and the way of the weights to them."""
+"""Settings of the engine's servers: addresses and key, waiting time, and folder for weights."""
 
 LAYOUT = (
     "run.threads",  # law 3: neither the bits of a forward pass nor those of a gradient depend on it
@@ -42,12 +42,12 @@ LAYOUT = (
     # Pages that were dropped, moved or shared are those that the served version computes (law 4).
     *("engine.kv.across_turns", "engine.kv.idle_bytes", "engine.kv.offload_bytes", "engine.kv.share_prefixes"),
 )
-"""Settings, or tables of settings, that say where a run is computed. They may change, because they change no sampled
-token and no weight.
+"""Settings, or tables of settings, of where a run is computed. A resume may change these, because they change no
+sampled token and no weight.
 
 Not among them: `run.device`, because another device has other kernels; `engine.kv.tokens` and `engine.kv.bytes`, which
 limit the length of a conversation; `engine.update.live_kv`, which decides the versions that a running request reads;
-`engine.vllm` and `engine.served_model`, because those engines promise no bits.
+`engine.vllm` and `engine.served_model`, because their engines do not promise equal bits.
 """
 
 BEGUN = "config.begun.toml"
@@ -60,8 +60,8 @@ AFTER = {"rl": ("distill", "eval", "export"), "distill": ("eval", "export")}
 
 def compare(folder: Path, config: RunConfig, store: Store | None) -> list[str]:
     """Compare a config with the config that the folder's run began with. They must be equal, except that a live stage
-    may have more steps, and that the layout may differ where it changes no bits. `store` is None before the run has
-    one.
+    may have more steps, and that the layout may differ where it changes no bits. `store` is None before the run has a
+    store.
 
     Returns:
         Sentences for the user about live stages that get more steps.
@@ -170,8 +170,8 @@ def check_raised(store: Store, config: RunConfig, changes: Mapping[str, tuple[in
 
 
 def config_differences(old: Any, new: Any, path: str = "") -> dict[str, tuple[Any, Any]]:
-    """Return the settings in which two recipes differ: their values in both, by dotted path. `path` is that of the
-    compared parts."""
+    """Return the settings in which two recipes differ: their values in both, by dotted path. `path`: path of the
+    compared parts in the recipe."""
     if isinstance(old, RunConfig) and isinstance(new, RunConfig):
         old, new = msgspec.to_builtins(old), msgspec.to_builtins(new)
     if isinstance(old, Mapping) and isinstance(new, Mapping):
@@ -188,13 +188,13 @@ def in_words(differences: Mapping[str, tuple[Any, Any]]) -> list[str]:
 
 
 def is_among(path: str, settings: Iterable[str]) -> bool:
-    """Return whether a dotted path is one of some settings, or lies in one of them that is a table."""
+    """Return whether a dotted path is in `settings`, or below a table in `settings`."""
     return any(path == setting or path.startswith(f"{setting}.") for setting in settings)
 
 
 def _begun(folder: Path) -> RunConfig | None:
-    """Return the recipe in a run's folder, with the token budget that it was trained with; None before the run has
-    one."""
+    """Return the recipe in a run's folder, with the token budget that it was trained with; None before the run has a
+    recipe."""
     if not (folder / CONFIG).exists():
         return None
     begun = resolve(load_recorded(folder / CONFIG))
@@ -206,15 +206,15 @@ def _with_token_budget(config: RunConfig, tokens: int) -> RunConfig:
 
 
 def _movable(config: RunConfig) -> set[str]:
-    """Return the settings of the layout that may change: all, or none where they decide bits. Those of vLLM are
-    addresses, because its servers sample alike wherever they are."""
+    """Return the settings of the layout that may change: all, or none if they decide bits. With vLLM, only `ADDRESSES`
+    may, because its servers sample alike wherever they are."""
     if config.engine.kind == "vllm":
         return set(ADDRESSES)
     return set() if _depends_on_layout(config) else set(LAYOUT)
 
 
 def _depends_on_layout(config: RunConfig) -> str:
-    """Return why another layout would change a run's bits; empty if it would not."""
+    """Return why another layout would change a run's bits; "" if the layout does not matter."""
     kind = config.engine.kind
     if kind not in EXACT_ENGINES:
         return f'engine.kind is "{kind}", whose tokens are not those of the trainer\'s own module'

@@ -49,21 +49,21 @@ def run_recipe(config: RunConfig) -> Path:
         The run's folder, with `summary.json` in it.
 
     Raises:
-        BadInput: something is wrong that can be known before the work starts.
+        BadInput: a check before the work starts refuses the recipe or the machine.
     """
     return block(_run(resolve(config)))
 
 
 def run_with_earlier(config: RunConfig) -> Path:
-    """Run the recipes of `[run] after`, with those that they name in turn, and then this one. Return its folder."""
+    """Run the recipes of `[run] after`, and theirs before them, then `config`. Return the folder of `config`."""
     for earlier in _earlier_recipes(config, ()):
         run_recipe(earlier)
     return run_recipe(config)
 
 
 def _earlier_recipes(config: RunConfig, begun: tuple[str, ...]) -> list[RunConfig]:
-    """Return the recipes that `config` waits for. Each stands after the recipes that it waits for itself. All are read
-    before any is run."""
+    """Return the recipes that must run before `config`, in an order in which each follows its own `[run] after`. All
+    are read before any is run."""
     recipes = []
     for recipe in config.run.after:
         if recipe in begun:
@@ -111,7 +111,7 @@ async def _run(config: RunConfig) -> Path:
 @contextmanager
 def _keep_memory_warning(context: Context) -> Iterator[None]:
     """Keep the run's memory warning in the store while stages run. An out-of-memory error repeats the warning. So does
-    the next process if this one was killed, probably by the kernel for its memory."""
+    the next process, if this process was killed, probably by the kernel for its memory."""
     warning = context.store.get(MEMORY_WARNING_KEY)
     if (before := context.store.get(UNDER_WAY)) is not None:
         context.sink.event("run", f"the process before this one was killed; before it began, it was told: {before}")

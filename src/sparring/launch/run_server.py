@@ -50,10 +50,10 @@ async def answered_outside(
     Keys of an earlier process of the run are used again.
 
     Args:
-        keys_of: folder with the keys to use, if it has some.
+        keys_of: folder whose keys are used, if it has a file of keys.
 
     Raises:
-        BadInput: the folder cannot be made.
+        BadInput: the folder cannot be made, or its file of keys is invalid.
     """
     settings = config.rollout.gateway
     gateway = settings.url if gateway_too else ""

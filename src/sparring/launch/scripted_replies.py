@@ -75,8 +75,8 @@ def read_replies(path: Path) -> tuple[Message, ...]:
 
 
 def said_to(wanted: Wanted) -> Message:
-    """Return the scripted reply to a request: a text that fits its constraint, else a call of the first tool that the
-    conversation has not called, else an answer."""
+    """Return the scripted reply to a request: a text that fits the request's constraint, else a call of the first tool
+    that the conversation has not called, else an answer."""
     constraint = wanted.constraint
     if constraint is not None and constraint.kind == "json_schema":
         value = value_of(json.loads(constraint.source))

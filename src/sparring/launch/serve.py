@@ -54,7 +54,7 @@ GRACE_S = 10.0
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a server: its model, the model's name, its address, and its engine. `unix` is the path of a socket,
-    used instead of host and port. Port 0 takes a free one. `numerics` None is "exact", or those of vLLM. Without a
+    used instead of host and port. Port 0 takes a free one. `numerics` None is "exact", with vLLM its own. Without a
     folder, the first run sends the model, its dtype and its numerics."""
 
     folder: Path | None = None
@@ -114,7 +114,7 @@ def serve_engine(config: ServeConfig, opened: Callable[[], ServedEngine | None],
 
 
 def stop_with_input() -> None:
-    """Terminate this process when its standard input ends: gracefully, or by force if it is too late then."""
+    """Terminate this process when its standard input ends: by SIGTERM, and by force if it runs on too long."""
 
     def wait() -> None:
         while os.read(0, 1 << 16):
@@ -174,8 +174,8 @@ def _engine_of(model: CausalModel, config: ServeConfig) -> NativeEngine:
 
 
 def _open_files(config: ServeConfig, found: Mapping[str, bytes], dtype: str, numerics: str) -> Serving:
-    """Open an engine of files that a client sent, which are on the disk only meanwhile. Raises BadInput if they are of
-    no model that can be served."""
+    """Open an engine on files that a client sent, which are on disk only during this call. Raises BadInput if the files
+    have no model that can be served."""
     from sparring.model.load import without_weights
     from sparring.weights import files
 
@@ -266,8 +266,8 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def text_rules(load: Callable[[], FileTokenizer]) -> Bind:
-    """Return a function that binds the stop strings and the constraint of a request to a tokenizer, which is loaded for
-    the first of them. The request's stop tokens end its turn."""
+    """Return a function that binds the stop strings and the constraint of a request to a tokenizer, which is loaded at
+    the first request. The request's stop tokens end its turn."""
     tokenizer = cache(load)
     by_stop_ids = lru_cache(REMEMBERED)(lambda stop_ids: TextRules(tokenizer(), stop_ids))
     return lambda request: by_stop_ids(request.sampling.stop).bind(request)

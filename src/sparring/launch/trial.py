@@ -253,7 +253,7 @@ def _lines_of_reply(place: int | None, segments: Sequence[Segment]) -> Iterator[
 
 
 def _print_end(status: int | None, session: RecordedSession, engine: ScriptedEngine, say: Say) -> bool:
-    """Print how the rollout ended. Return whether it is completed."""
+    """Print how the rollout ended. Return whether it is completed, with exit status 0."""
     segments = session.segments
     sampled = [segment for segment in segments if segment.model is not None]
     prompts = {request.tokens for request in engine.requests}

@@ -102,7 +102,7 @@ def attend(
 
 
 class NumberedLayer(Protocol):
-    """Attention layer of transformers."""
+    """Attention layer of transformers, which has its index."""
 
     layer_idx: int
 

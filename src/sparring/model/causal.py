@@ -188,8 +188,8 @@ class CausalModel:
 
 
 class LibraryForward:
-    """Forward of transformers around our attention, for models outside the Llama family and for fast numerics. Its mode
-    `rowwise` makes transformers' own code row-invariant; None for fast numerics."""
+    """Forward of transformers around our attention, for models outside the Llama family and for fast numerics.
+    `rowwise` is the torch mode that makes transformers' own code row-invariant; None for fast numerics."""
 
     def __init__(
         self, module: PreTrainedModel, recurrent: RecurrentLayers, *, exact: bool, gradient_checkpointing: bool
@@ -218,15 +218,15 @@ class LibraryForward:
         return hidden if rows is None else take(hidden, rows)
 
     def _checkpoint_contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """Return two contexts of a checkpointed layer. The one of the forward pass is empty, because that runs inside
-        the call's context; the recomputation gets a context of its own."""
+        """Return the contexts of a checkpointed layer's forward and of its recomputation. The forward's is empty,
+        because the forward runs inside the call's context; the recomputation gets such a context, too."""
         return nullcontext(), _LibraryCall(CURRENT_ATTENTION.get(), self.rowwise)
 
 
 @torch.no_grad()
 def kv_heads_of(module: PreTrainedModel) -> dict[int, KvHeads]:
-    """Return the keys and values that each layer stores, by one token's forward of a module, whose attention is ours.
-    Works on torch's meta device for a module without replaced parts."""
+    """Return the keys and values that each layer stores, found by a forward of one token. The attention of `module` has
+    to be ours. Works on torch's meta device for a module without replaced parts."""
     device = module.get_input_embeddings().get_parameter("weight").device
     token = torch.zeros(1, 1, dtype=torch.int64, device=device)
     recording = KeyRecording(torch.tensor([0, 1], dtype=torch.int32, device=device))

@@ -111,8 +111,8 @@ class ServedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     url: str
     """`http://host:port`, or `unix:path` for a socket; for openai including the path up to `/v1`."""
     api_key_env: str = ""
-    """Environment variable with the server's key; empty: none. A value such as `Basic dXNlcjpwYXNzd29yZA==` is a user
-    and a password; in the URL these are refused."""
+    """Environment variable with the server's key; empty: none. A user and a password are given as `Basic
+    dXNlcjpwYXNzd29yZA==`; in the URL they are refused."""
     served_model: str = ""
     """Name of the model on an openai server; empty: the server's only model."""
 
@@ -130,7 +130,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Folder or hub name of a Hugging Face causal LM, or a GGUF file (extra `gguf`); None: a fresh model from
     `init`."""
     init: InitConfig | None = None
-    """Shape of a fresh model; None: loaded from `path`."""
+    """Shape of a fresh model; None: the model is loaded from `path`."""
     dtype: DType = "float32"
     """Number format of forward passes and generation; the trainer keeps float32 masters either way."""
     numerics: Numerics = "exact"
@@ -143,8 +143,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """File with a Jinja chat template that replaces the checkpoint's own, for example for a model whose template
     ignores tools; None: the checkpoint's template."""
     thinking: bool = False
-    """Let the model think before it answers, if its format supports thoughts; `hy3` and `inkling` get an effort instead
-    (`high` and 0.9, or none). `check` reports formats that always begin a thought."""
+    """Let the model think before it answers, if its format supports thoughts; the renderers `hy3` and `inkling` get an
+    effort instead (`high` and 0.9, or none). `sparring check` reports formats that always begin a thought."""
     gradient_checkpointing: bool = False
     """Recompute each layer in the backward pass instead of keeping its activations."""
     served: ServedConfig | None = None

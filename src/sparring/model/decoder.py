@@ -1,8 +1,8 @@
 """Forward of the Llama family (Llama, Mistral, Qwen2, Qwen3, and with experts Mixtral and Qwen3-MoE) over transformers'
 modules, without its wrappers.
 
-At small sizes transformers' forward spends more time in decorators, masks and caches than in arithmetic. This one calls
-the same modules on flat tokens; a parity test compares it with the original in float64.
+At small sizes transformers' forward spends more time in decorators, masks and caches than in arithmetic. This forward
+calls the same modules on flat tokens; a parity test compares both in float64.
 
 Shapes: N tokens, D width, H query heads, G key/value heads, d head size.
 """
@@ -30,7 +30,7 @@ FAMILY = (*DENSE, "mixtral", "qwen3_moe")
 
 
 class LlamaAttention(Protocol):
-    """Attention of a layer, as transformers has it once its parts are swapped; some have norms of queries and keys."""
+    """Attention module of transformers, after `swap`; some models have norms of queries and keys."""
 
     config: PreTrainedConfig
     head_dim: int
@@ -42,7 +42,7 @@ class LlamaAttention(Protocol):
 
 
 class LlamaMlp(Protocol):
-    """MLP of a layer, as transformers has it: the three projections, or a router and experts."""
+    """MLP module of transformers: three projections, or a router and experts."""
 
     gate_proj: RowLinear
     up_proj: RowLinear
@@ -52,7 +52,7 @@ class LlamaMlp(Protocol):
 
 
 class LlamaLayer(Protocol):
-    """Decoder layer, as transformers has it."""
+    """Decoder layer module of transformers."""
 
     self_attn: LlamaAttention
     mlp: LlamaMlp
@@ -61,7 +61,7 @@ class LlamaLayer(Protocol):
 
 
 class LlamaBody(Protocol):
-    """Module of `FAMILY` without its head, as transformers has it."""
+    """Module of transformers for a model of `FAMILY`, without its head."""
 
     embed_tokens: nn.Embedding
     layers: Iterable[LlamaLayer]
@@ -157,7 +157,7 @@ def _window(attention: LlamaAttention) -> int | None:
 
 
 def add_and_norm(x: torch.Tensor, y: torch.Tensor | None, norm: RowNorm) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x + y and its norm; x itself without y."""
+    """Return x + y (x itself if y is None) and its norm."""
     if y is None:
         return x, ops.rms_norm(x, norm.weight, norm.variance_epsilon)
     return ops.add_rms_norm(x, y, norm.weight, norm.variance_epsilon)
@@ -168,24 +168,24 @@ Stream = tuple[torch.Tensor, torch.Tensor | None]
 
 
 class Gatherer(Protocol):
-    """Keeper of a decoder's parameters, which gathers those of each stage before it is computed. The stages are the
-    embedding (0), the layers (1 to L), and the final norm with the head (L + 1)."""
+    """Source of a decoder's parameters, which may be sharded: it gathers those of a stage before the stage is computed.
+    Stages are the embedding (0), the layers (1 to L), and the final norm with the head (L + 1)."""
 
     def enter(self, stage: int) -> None:
         """Gather the parameters of a stage. This may overwrite those of the other stages."""
         ...
 
     def entered(self, stage: int, stream: Stream) -> Stream:
-        """Gather the parameters of a stage, and return its input, whose gradient ends the stage's backward pass."""
+        """Gather a stage's parameters and return its input, whose gradient ends the stage's backward pass."""
         ...
 
     def left(self, stage: int, stream: Stream) -> Stream:
-        """Return the output of a stage, whose gradient begins the stage's backward pass."""
+        """Return the output of a stage; the output's gradient begins the stage's backward pass."""
         ...
 
 
 class AllThere:
-    """Keeper of parameters that are always there. Implements `Gatherer`."""
+    """Source of parameters that are always in memory. Implements `Gatherer`."""
 
     def enter(self, stage: int) -> None:
         """Do nothing."""

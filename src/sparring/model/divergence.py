@@ -78,7 +78,7 @@ def from_tops(
         tops: ids [M, K] int64 and log-probabilities [M, K], padded with -1 and minus infinity.
 
     Returns:
-        [M], with gradient; 0 in a row without a token.
+        [M], with gradient; 0 in a row without teacher's tokens.
     """
 
     def chunk(rows: torch.Tensor, ids: torch.Tensor, logprobs: torch.Tensor, heat: torch.Tensor) -> torch.Tensor:
@@ -100,7 +100,7 @@ def outcomes(logits: torch.Tensor, ids: torch.Tensor, logprobs: torch.Tensor) ->
     Args:
         logits: [M, V], divided by the temperature.
         ids: [M, K] int64; -1, or an id that the model does not have, belongs to the rest.
-        logprobs: [M, K], the teacher's.
+        logprobs: [M, K], the teacher's log-probabilities of these ids.
 
     Returns:
         log p [M, K + 1] and log q [M, K + 1], minus infinity for a missing outcome.
@@ -128,8 +128,8 @@ def between(log_p: torch.Tensor, log_q: torch.Tensor, form: Divergence) -> torch
         jensen_shannon  beta KL(p || m) + (1 - beta) KL(q || m), m = beta p + (1 - beta) q   (GKD, arXiv 2306.13649)
 
     Args:
-        log_p: [M, O], the teacher's.
-        log_q: [M, O], the model's.
+        log_p: [M, O], the teacher's log-probabilities.
+        log_q: [M, O], the model's log-probabilities.
 
     Returns:
         [M], with gradient for log_q.
@@ -152,7 +152,7 @@ def _kl(log_a: torch.Tensor, log_b: torch.Tensor) -> torch.Tensor:
 
 
 def _in_chunks(chunk: Callable[..., torch.Tensor], *columns: Iterable[object]) -> torch.Tensor:
-    """Call `chunk` for one chunk of rows after another; with gradients, its backward pass recomputes it."""
+    """Call `chunk` for one chunk of rows after another; with gradients, the backward pass recomputes each chunk."""
     again = torch.is_grad_enabled()
     parts = [
         checkpoint(chunk, *rows, use_reentrant=False) if again else chunk(*rows) for rows in zip(*columns, strict=True)

@@ -28,7 +28,7 @@ class ExpertAdapters(Protocol):
 
     @property
     def targets(self) -> Sequence[object]:
-        """The two stacked parameters."""
+        """The targets of adapters for the two stacked parameters."""
 
     @property
     def adds(self) -> bool:

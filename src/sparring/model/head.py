@@ -32,7 +32,7 @@ KEEP_ELEMENTS = 1 << 25
 
 
 class TargetRows(NamedTuple):
-    """Targets of M rows of logits, with the temperature, kept ids and biases that each was drawn with."""
+    """Targets of M rows of logits, with the temperature, kept ids and biases with which each target was drawn."""
 
     targets: torch.Tensor
     """[M] int64."""
@@ -79,7 +79,7 @@ def token_quantities(
             grow with V.
 
     Returns:
-        The needed names, each [M] float32, with gradients except for `probability_squares`.
+        A tensor [M] float32 for each needed name, with gradients except for `probability_squares`.
 
     Raises:
         BadInput: an unknown name is needed, or a target is not among its kept ids.

@@ -61,8 +61,8 @@ def local_folder(name: str) -> Path:
 
 
 def model_folder(spec: ModelConfig) -> Path:
-    """Return the folder of a recipe's model that has a path, with the recipe's chat template. Raises BadInput for a
-    template of an adapter: its base has the template."""
+    """Return the folder of a recipe's model that has a path, with the recipe's chat template. Raises BadInput if an
+    adapter is given a template, which belongs to its base."""
     folder = local_folder(str(spec.path))
     if spec.template is not None and is_adapter(folder):
         remedy = "give the template to its base"
@@ -110,7 +110,7 @@ def _link(files: dict[str, Path], template: str, out: Path, changed_ns: int) -> 
 
 
 def base_folder(path: str | Path) -> Path:
-    """Return the folder of the checkpoint that an adapter was trained on; any other folder itself. Raises as
+    """Return the folder of the checkpoint that an adapter was trained on; any other folder itself. Raises the errors of
     `local_folder` and `base_of`."""
     return local_folder(base_of(path)) if is_adapter(path) else Path(path)
 

@@ -118,7 +118,7 @@ class Product:
         return self.packed.drop()
 
     def refresh(self, storage: torch.Tensor | None = None) -> None:
-        """Pack the weights again; values that were dropped into `storage`, if given."""
+        """Pack the weights again; after `drop`, into `storage` if given."""
         self.packed.update(*(part.matrix(current_value) for part in self.parts), storage=storage)
         self.bias = self._joined_bias(current_value)
 

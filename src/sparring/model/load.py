@@ -44,7 +44,7 @@ HEADS = {
     "new scalar": ("a language model, to add a scalar head to", "name the language model that it was trained from"),
     "own": ("a language model, or a reward model or critic with one label", "choose another model"),
 }
-"""Heads that a caller may ask for: the checkpoint that has it, and what to do about another."""
+"""Heads that a caller may ask for: the kind of checkpoint with this head, and advice for any other checkpoint."""
 
 
 def load(
@@ -68,7 +68,7 @@ def load(
             if available, otherwise transformers' own, without any guarantee of bits.
         head: "tokens"; "scalar": one number per row, from a sequence classifier checkpoint with one label; "new
             scalar": the same, initialised to zero, for a language model; "own": the one that the checkpoint has.
-        packs: False leaves the packed copies of the weights of a Llama family's decoder to `refresh`.
+        packs: False if `refresh` packs the weights of a Llama-family decoder later.
 
     Raises:
         BadInput: there is no model at `path`, or one with another head, or it cannot run with these numerics.
@@ -79,8 +79,8 @@ def load(
 
 
 def without_weights(path: str | Path, *, dtype: str, numerics: str, device: str = "cpu") -> CausalModel:
-    """Make the model of a checkpoint folder that lacks its weights: they are random until others are loaded. No code of
-    the checkpoint is run.
+    """Make the model of a checkpoint folder that lacks its weights: its weights are random until others are loaded. No
+    code of the checkpoint is run.
 
     Raises:
         BadInput: there is no config at `path`, or its model cannot run with these numerics.
@@ -139,7 +139,7 @@ def equipped(
     *,
     packs: bool = True,
 ) -> CausalModel:
-    """Build the model of a loaded module, with the adapter of an adapter folder."""
+    """Build the model of a loaded module; if `path` is an adapter folder, apply the adapter to every row."""
     model = build_model(
         module, base_of(path), numerics=numerics, gradient_checkpointing=gradient_checkpointing, packs=packs
     )
@@ -208,7 +208,7 @@ def build_model(
 
 
 def read_config(where: str, numerics: str, head: str) -> Any:
-    """Read the transformers config of the checkpoint. All who open a checkpoint pass here, and say what head they want.
+    """Read the transformers config of a checkpoint, and check its head and whether these numerics can run its model.
 
     Raises:
         BadInput: the config is missing, or its model has another head or cannot run with these numerics.
@@ -225,7 +225,7 @@ def read_config(where: str, numerics: str, head: str) -> Any:
 
 
 def _refuse_other_head(where: str, config: Any, head: str) -> None:
-    """Refuse a model that transformers would load without its own head, or with a random one."""
+    """Refuse a model that transformers would load without its own head, or with a random head."""
     found, named = head_of(config), " and ".join(classes_named(config)) or "no class (architectures)"
     if found == "scalar" and config.num_labels == 1:
         named += ", a reward model or critic"
@@ -241,7 +241,7 @@ def _refuse_other_head(where: str, config: Any, head: str) -> None:
 
 def refuse_incomplete(where: str, missing: Iterable[str], mismatched: Iterable[tuple[str, Any, Any]]) -> None:
     """Refuse a checkpoint that transformers would silently complete with random weights: BadInput if a parameter is
-    missing, or does not fit. `mismatched` has (name, its shape, the model's shape) of each that does not fit."""
+    missing, or does not fit. `mismatched` has (name, shape in the file, shape by the config) of each misfit."""
     absent, remedy = sorted(missing), "take the whole checkpoint, or the config that belongs to it"
     if absent:
         raise refusal(

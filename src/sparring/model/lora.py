@@ -87,7 +87,7 @@ class Adapter:
         return {SCALE: scale, **{name: parameter.detach() for name, parameter in self._parameters.items()}}
 
     def takes(self, state: Mapping[str, torch.Tensor]) -> bool:
-        """Return True if names, shapes and scale of a state are those of this adapter."""
+        """Return True if names, shapes and scale of a state equal this adapter's."""
         shapes, own = ({name: values.shape for name, values in one.items()} for one in (state, self.state()))
         return shapes == own and float(state[SCALE]) == self.scale
 
@@ -191,7 +191,7 @@ class ExpertLoraTerm:
         self.a, self.b = (ops.PackedStack(weights) for weights in self._detached())
 
     def pairs(self) -> list[PackedFactors]:
-        """Return both factors of each expert; with gradients on, each stacked parameter is one node of the graph."""
+        """Return packed (A, B) of each expert; with gradients, a stacked parameter's views share one autograd node."""
         packed = zip(self.a.matrices, self.b.matrices, strict=True)
         if not torch.is_grad_enabled():
             return list(packed)
@@ -210,8 +210,8 @@ class ExpertLoraTerm:
 
 
 class LoraTarget:
-    """Product of a model to which adapters add. It joins the linear layers `names` of sizes M. It is `packed` if our
-    kernels compute it, and so also the adapters' products."""
+    """Product of a model to which adapters add: that of the linear layers `names`, joined, with `sizes` outputs. If
+    `packed`, our kernels compute the product and the adapters' terms."""
 
     def __init__(self, adapters: Adapters, names: Sequence[str], layers: Sequence[nn.Module], *, packed: bool) -> None:
         self._adapters, self.names, self.packed = adapters, names, packed
@@ -238,7 +238,7 @@ class LoraTarget:
 
 
 class ExpertLoraTarget(NamedTuple):
-    """Products to which adapters add: those of a layer's experts, whose weights are one stacked parameter."""
+    """Products of a layer's experts to which adapters add; their weights are one stacked parameter, `name`."""
 
     name: str
 
@@ -434,7 +434,7 @@ class Adapters:
 
 
 def library_experts_refusal(name: str) -> Exception:
-    """Make the refusal of an adapter for experts that transformers computes."""
+    """Return the error for an adapter of experts that transformers computes."""
     remedy = 'name linear layers alone, or set numerics = "exact" where the model allows it'
     return refusal(f"adapter {name}", "experts that our own layers compute", "the library's layers", remedy)
 

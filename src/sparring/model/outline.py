@@ -46,10 +46,10 @@ ACTIVATIONS = {
     "nemotron_h": (1.6, 23.0),
 }
 OTHER_ACTIVATIONS = (2.2, 0.0)
-"""What a layer keeps for its backward pass, by `model_type`, and for others: for each token and each output of the
-layer's linear layers, a number of values in the model's dtype, and bytes besides (log/2026-11-29-memory.md)."""
+"""What a layer keeps for its backward pass, by `model_type` (`ACTIVATIONS`) or for any other: for each token and output
+of its linear layers, a number of values in the model's dtype, and of further bytes (log/2026-11-29-memory.md)."""
 BATCHED = "batched_mm"
-"""Implementation of experts by the library that torch's meta device has in every dtype."""
+"""Implementation of experts in transformers that runs on torch's meta device in every dtype."""
 LOGITS = 3 * CHUNK_ELEMENTS
 """Maximum number of float32 values of logits and what is computed of them at a time (`model.head`)."""
 SCATTERED = 1.2
@@ -58,12 +58,12 @@ next tensor. Measured by `benchmarks/memory.py`."""
 
 
 class Outline:
-    """Sizes of a model, in bytes where nothing else is said.
+    """Sizes of a model, in bytes unless stated otherwise.
 
     Attributes:
         trained: tensors that a trainer trains: the factors of the adapter, or all parameters of a model without one.
         num_trained: number of parameters in `trained`.
-        published: what a trainer publishes.
+        published: size of `trained`, which a trainer publishes.
         parameters: number of parameters, a tied weight once.
         weights: weights in files, and an adapter's factors.
         packed: packed copies, which the products read, of weights and factors.
@@ -105,8 +105,8 @@ class Outline:
     def micro_batch(self, tokens: int, *, keeps_gradients: bool = False) -> int:
         """Return the peak memory of a micro-batch of `tokens` tokens, all of them trained: activations, the backward
         pass of one layer, logits, and the gradients that exist at once. A trainer takes each gradient as soon as
-        autograd has computed it, or with `keeps_gradients` all after the backward pass; those of the head and the
-        embedding wait for each other, and a tied weight has their sum too."""
+        autograd has computed it, or with `keeps_gradients` all after the backward pass; the gradients of head and
+        embedding wait for each other, and a tied weight also has their sum."""
         tables = [one.nbytes for one in self.trained if one.shape[:1] == (self.vocab_size,)]
         table, logits = max(tables, default=0), self._logits(min(tokens, LOGITS // self.vocab_size))
         first = self.published if keeps_gradients else table * (2 if len(tables) == 1 else 1)
@@ -114,8 +114,8 @@ class Outline:
         return int(SCATTERED * (self.kept(tokens) + self._layer * tokens)) + first + second
 
     def step(self, tokens: int, sampled: int) -> int:
-        """Return the peak memory of a generation step over `tokens` tokens, of which `sampled` are followed by a new
-        one: one layer's tensors, and the logits."""
+        """Return the peak memory of a generation step over `tokens` tokens that samples `sampled` new tokens: one
+        layer's tensors, and the logits."""
         return int(self._layer * tokens) + self._logits(sampled)
 
     def _logits(self, rows: int) -> int:
@@ -127,7 +127,7 @@ class Outline:
 
     @property
     def _layer(self) -> float:
-        """Return what a layer keeps of one token, which goes through some of the experts."""
+        """Return the bytes that a layer keeps of one token, which goes through some of the experts."""
         outputs, text = 0, self._text
         for part in self.model.parts:
             if isinstance(part, RowExperts):
@@ -189,10 +189,10 @@ def outline(
 
 
 class ZeroValues(TorchDispatchMode):
-    """Mode in which every value that a model reads is 0."""
+    """Dispatch mode of torch in which every value that a model reads is 0."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Compute an operation of torch; torch calls this for each."""
+        """Compute an operation of torch; torch calls this method for each operation."""
         if function is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
             return 0
         return function(*args, **(kwargs or {}))

@@ -13,7 +13,7 @@ ENDS = ("eos_token_id", "bos_token_id")
 
 
 def scored_part(text: Sequence[int], pad: int | None) -> Sequence[int]:
-    """Return a text up to the id at which transformers reads its score: the last that is no padding, or the first."""
+    """Return a text up to where transformers reads its score: the last id that is no padding, or else the first id."""
     end = len(text)
     while end > 1 and text[end - 1] == pad:
         end -= 1
@@ -21,9 +21,9 @@ def scored_part(text: Sequence[int], pad: int | None) -> Sequence[int]:
 
 
 def write_padding(folder: Path, config: dict[str, Any], rows: int) -> None:
-    """Give a new reward model a padding that no text contains, in `config` (its config.json) and in the files of its
-    tokenizer in `folder`: its own if it is such a token, else the last such token that has one of the embedding's
-    `rows`; none if there is none."""
+    """Give a new reward model a padding token that no text contains, in `config` (its config.json) and in the files of
+    its tokenizer in `folder`. If its present padding may be in a text, the last special token below `rows` (of the
+    embedding) that no text contains replaces it; without such a token there is no padding."""
     inner = config.get("text_config") or config
     tokens = {id: token for id, token in _unwritten(folder, config, inner).items() if id < rows}
     before = inner.get("pad_token_id", config.get("pad_token_id"))

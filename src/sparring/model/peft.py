@@ -57,7 +57,7 @@ def base_of(path: str | Path) -> str:
 
 
 def read_config(path: str | Path) -> LoraConfig:
-    """Read the settings of an adapter folder. Raises BadInput if the adapter is of another kind, or has a setting that
+    """Read the settings of an adapter folder. Raises BadInput if the adapter is no LoRA adapter, or has a setting that
     is not supported."""
     settings, where = _settings(path), f"{path}/{CONFIG}"
     if settings.get("peft_type") != "LORA":

@@ -31,7 +31,7 @@ class MixerBatch(NamedTuple):
 
     Attributes:
         rows: [b, n] int64, indices of their tokens.
-        num_shared: number of leading tokens that are computed only for the state, because another batch has them too.
+        num_shared: number of leading tokens that are computed only for the state, because another batch outputs them.
         slots: [b] int64, indices of their states; None for whole sequences.
         has_state: whether earlier tokens left a state.
     """
@@ -76,8 +76,8 @@ class MixerLayout(NamedTuple):
 
 
 class _SequenceRows(NamedTuple):
-    """Token indices [n] of a sequence, of which another sequence has the first `num_shared` too; `has_state` if earlier
-    calls computed tokens of the sequence."""
+    """Token indices [n] of a sequence, which shares the first `num_shared` with another sequence; `has_state` is True
+    if earlier calls computed tokens of the sequence."""
 
     rows: torch.Tensor
     num_shared: int

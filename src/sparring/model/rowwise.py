@@ -2,7 +2,7 @@
 
 torch changes an element's bits with its position: vectorised functions compute the remainder after the last whole
 vector, or the beginning of the next thread's share, in another way; sums and products use an order that depends on the
-shape. Within `RowWise` such functions are computed independently of both, and unknown functions are recorded by name.
+shape. Within `RowWise` such functions do not depend on position and shape, and unknown functions are recorded by name.
 """
 
 from __future__ import annotations

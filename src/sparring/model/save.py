@@ -17,7 +17,7 @@ from sparring.model.library import NonTextParts, class_of, head_of, text_model
 from sparring.model.padding import write_padding
 
 NAMED_TEMPLATES = "additional_chat_templates"
-"""Folder of chat templates by name, as the library writes it."""
+"""Folder of chat templates by name, as transformers writes it."""
 COPIED = (".json", ".jinja", ".txt", ".model", ".py")
 
 
@@ -63,15 +63,15 @@ def save(model_state: Mapping[str, torch.Tensor], source_path: str | Path, out_p
 
 
 def share(folder: Path) -> None:
-    """Give the weights of a folder, which safetensors writes for their owner alone, the mode of its config."""
+    """Give a folder's weight files, which safetensors lets only their owner read, the permissions of its config."""
     mode = next(folder.glob("*config.json")).stat().st_mode
     for file in folder.glob("*.safetensors"):
         file.chmod(mode)
 
 
 def _describe_scalar(config: dict[str, Any], out: Path) -> None:
-    """Describe a model with a scalar head in `config`. A new one gets a padding of its own; one that was loaded keeps
-    its padding, which says where its scores are read."""
+    """Describe a model with a scalar head in `config`. A new head gets a padding that no text contains; a loaded head
+    keeps its padding, which decides where scores are read."""
     parsed = transformers.AutoConfig.from_pretrained(out)
     if head_of(parsed) == "scalar":
         return

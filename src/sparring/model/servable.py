@@ -1,4 +1,4 @@
-"""Preflight of a checkpoint: it is complete, and can be served with the requested numerics."""
+"""Preflight: is a checkpoint complete, and can it be served with the requested numerics?"""
 
 from __future__ import annotations
 

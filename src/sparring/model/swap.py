@@ -39,7 +39,7 @@ def swap(module: PreTrainedModel, max_positions: int, *, exact: bool) -> bool:
 
     Raises:
         BadInput: the numerics are `exact`, and the rotary frequencies depend on the length of the sequence, so that no
-            table of `max_positions` rows can hold them. Otherwise such a submodule stays.
+            table of `max_positions` rows can hold them. With fast numerics such a submodule stays.
     """
     every = True
     computing = {module, *text_model(module).modules()}

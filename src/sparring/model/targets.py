@@ -94,7 +94,7 @@ def targeted(
 def unknown_target(
     name: str, available: Sequence[str] | Mapping[str, object], setting: str = "target_modules"
 ) -> Exception:
-    """Make the refusal of an adapter for a weight that the model lacks."""
+    """Return the error for an adapter of a weight that the model lacks."""
     ends = ", ".join(sorted({one.rpartition(".")[2] for one in available})) or "none"
     what = "linear layers" if setting == "target_modules" else "stacked matrices of experts"
     return refusal(f"lora {setting}", f"{what} of the model: {ends}", repr(name), "name some of these")

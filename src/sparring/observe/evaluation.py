@@ -25,8 +25,8 @@ Verdict = Literal["held", "regressed", "undecided"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskResult:
-    """Result of one task's samples, without those that infrastructure or judge broke, which say nothing about the
-    policy.
+    """Result of one task's scored samples. Samples that infrastructure or judge broke are left out: they do not measure
+    the policy.
 
     Attributes:
         digest: digest of the task's contents, so that only equal tasks are compared.
@@ -54,8 +54,8 @@ class Lost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """Result of an evaluation: `tasks` has the results by task id. Every task has the same weight, whatever its number
-    of scored samples. `rollouts` counts the broken ones, `lost`, too.
+    """Result of an evaluation; `tasks` has the results by task id. Every task has the same weight, whatever its number
+    of scored samples. `rollouts` is the number of rollouts, including the broken rollouts `lost`.
 
     Attributes:
         success: share of samples that solve their task (pass@1).
@@ -168,7 +168,7 @@ def compare(before: Evaluation, after: Evaluation) -> Comparison:
     2024, paired differences).
 
     Raises:
-        BadInput: their tasks differ, or they scored none in common.
+        BadInput: the tasks of the evaluations differ, or no task was scored in both.
     """
     _check_same(before, after)
     changes: dict[str, Estimate] = {}

@@ -28,8 +28,8 @@ _OF_A_DIFFERENCE = ("logprob_mean_abs_diff", "mismatch_k3", "mismatch_ess")
 
 
 def headlines(values: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Return (label, text) of the headline figures of a step. One figure stands for all differences if engine and
-    trainer agree to the bit."""
+    """Return (label, text) of the headline figures of a step. If engine and trainer agree to the bit, only the largest
+    of the differences is returned."""
     hidden = () if values.get("logprob_max_abs_diff") else _OF_A_DIFFERENCE
     return [
         (label, text.format(values[name]))
@@ -61,8 +61,8 @@ class Pace:
 
     @property
     def remaining_s(self) -> float | None:
-        """Seconds until the stage ends; None until `at_once` steps have ended, or half of the steps that were left when
-        this process began, if these are fewer."""
+        """Seconds until the stage ends; None until `at_once` steps have ended, or, if that is fewer, half of the steps
+        that were left when this process began."""
         left = max(0, self.total_steps - self.step)
         if left and self._done < min(self._at_once, max(1, (self._done + left) // 2)):
             return None

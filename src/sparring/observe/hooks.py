@@ -58,8 +58,8 @@ def _with_span(method: Callable[..., Any], span: Callable[[], AbstractContextMan
 def prefixed(
     trainer: Trainer, use: str, of_batch: Callable[[Mapping[str, float]], Mapping[str, float]] = dict
 ) -> Trainer:
-    """Return `trainer`, of a model other than the policy, with its use as a prefix of its metrics: `critic/loss_value`.
-    `of_batch` maps a batch's metrics to those that are reported."""
+    """Return `trainer`, which trains a model other than the policy, with `use` as a prefix of its metrics:
+    `critic/loss_value`. `of_batch` maps a batch's metrics to those that are reported."""
 
     def named(metrics: Mapping[str, float]) -> dict[str, float]:
         return {f"{use}/{name}": value for name, value in metrics.items()}

@@ -1,7 +1,7 @@
 """Metrics that a run reports, each declared once: its name, its reduction and a sentence.
 
-`observe.metrics.merged` reads the reductions, the check of `train.best_metric` and `stop.metric` the names, and the
-tables of docs/path/observe.md all.
+`observe.metrics.merged` reads the reductions; the check of `train.best_metric` and `stop.metric` reads the names; the
+tables of docs/path/observe.md show everything.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ SAMPLED = (
     Metric("time/*", "shares of a step's wall clock, its seconds, tokens per second"),
     Metric("engine/*", "figures of the [engines](../cluster.md#what-a-run-says-of-its-cluster)"),
 )
-"""Further metrics of online stages; those of other models stand with their uses."""
+"""Further metrics of online stages; the metrics of models other than the policy are declared with their uses."""
 
 HELD_OUT = (
     *("success", "success_low", "success_high", "success_error", "success/*", "turns", "tasks", "lost"),
@@ -156,6 +156,6 @@ def over_steps(name: str) -> Literal["mean", "sum", "max"]:
 
 
 def tables() -> Iterator[str]:
-    """Write the tables of docs/path/observe.md: metrics of online stages, then of all stages that train."""
+    """Yield the tables of docs/path/observe.md: metrics of online stages, then of all stages that train."""
     for metrics in (SAMPLED, TRAINED):
         yield "\n".join(["| metric | meaning |", "| --- | --- |", *(f"| `{m.name}` | {m.meaning} |" for m in metrics)])

@@ -33,8 +33,8 @@ class Metrics:
         self._cells: dict[str, _Cell] = {}
 
     def add(self, name: str, value: object, reduce: Reduce = "mean", *, weight: float = 1.0) -> None:
-        """Report a value: anything that `number` converts, NaN and the infinities included, which say that something
-        went wrong. For a ratio, `value` is the numerator and `weight` the denominator.
+        """Report a value: anything that `number` converts, NaN and infinities included, which are signs of an error.
+        For a ratio, `value` is the numerator and `weight` the denominator.
 
         Raises:
             ValueError: the value is no number, or the name was reported with another reduction.
@@ -76,7 +76,7 @@ class Metrics:
 
 def merged(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Merge the metrics of an update's optimiser steps, each by its declared `over_steps`, over the steps that report
-    it. Several steps have their number as `optimiser_steps`."""
+    it. For several steps, `optimiser_steps` is their number."""
     metrics = Metrics()
     for step in steps:
         for name, value in step.items():

@@ -48,7 +48,7 @@ class LiveProgress:
         self._stage, self._pace, self._values = stage, Pace(total_steps, at_once=at_once), {}
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
-        """Show a step. Other stages that run meanwhile report by events."""
+        """Show a step of the current stage. Steps of other stages that run meanwhile are ignored."""
         if stage != self._stage:
             return
         self._pace.advance(step)

@@ -61,7 +61,7 @@ def shares(seconds: Mapping[frozenset[str], float], of: Collection[str] | None =
     """Return the shares of time by activity, from the seconds of `Spans.lap`. `of`: activities that count; None: all.
 
     `<name>` is the share with that activity, `overlap` with two or more, `waiting` with none. Overlap is counted in
-    each of its activities, so `sum of activities - overlap + waiting = 1` for two of them.
+    each of its activities, so `sum of activities - overlap + waiting = 1` for two activities.
     """
     total = sum(seconds.values())
     result = {"waiting": 0.0, "overlap": 0.0}

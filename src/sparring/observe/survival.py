@@ -1,4 +1,4 @@
-"""Survival: the probability that infrastructure failures let a rollout finish, estimated from those that broke (law 6).
+"""Survival: the probability that infrastructure failures let a rollout finish, estimated from failed rollouts (law 6).
 
 A rollout that broke after t turns is censored: it would have had t turns or more.
 """
@@ -24,10 +24,10 @@ class Survival:
 
     (Kaplan and Meier 1958, with the failure as the event). Weights of 1 / G make the survivors stand for all admitted
     rollouts (Robins and Rotnitzky 1992), without bias if failures depend on the stage alone and not on how the rollout
-    would have gone on. A turn that calls tools is a stage of its own, because only it depends on their host.
+    would have gone on. A turn that calls tools is a stage of its own: only such turns depend on the tools' host.
 
     Attributes:
-        counts: numbers of rollouts that reached a stage and that broke there, by environment and stage.
+        counts: by environment and stage, the number of rollouts that reached it and the number that broke there.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Terminal output of the commands and of a run's progress.
 
-Messages quote programs, policies and worlds, and a terminal obeys escape sequences, which can write its clipboard,
-clear it or rename it.
+Messages quote programs, policies and worlds, and a terminal obeys escape sequences in them: these can write the
+clipboard, clear the screen or rename the window.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Reports of long waits outside of a run's rollouts, on standard error, even while a user's code blocks the event loop.
-The rollouts of a run, of which many wait at once, have `rollout.stalls`."""
+Waits of rollouts, often many at once, are reported by `rollout.stalls`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from contextlib import contextmanager
 from sparring.observe.terminal import say
 
 SAID_AFTER_S = 10.0
-"""Seconds after which a wait is told; told again, it has taken twice as long."""
+"""Seconds after which a wait is reported; the interval to each further report doubles."""
 
 _WAITS = list[tuple[str, Callable[[], str], float]]()
-"""Waits under way, each with its detail and its begin. The last is usually a part of those before it."""
+"""Current waits: name, function for the detail, start time. The last is usually a part of the waits before it."""
 
 
 @contextmanager
 def waiting(what: str, detail: Callable[[], str] = str) -> Iterator[None]:
-    """Wait for `what` while the context is open; `detail` is called in another thread for the part waited for now."""
+    """Report a wait for `what` while the context is open; another thread calls `detail` of the latest wait."""
     wait = (what, detail, time.monotonic())
     _WAITS.append(wait)
     try:
@@ -31,7 +31,7 @@ def waiting(what: str, detail: Callable[[], str] = str) -> Iterator[None]:
 
 
 def awaited() -> str:
-    """Return what is waited for now; empty if nothing is."""
+    """Return the latest current wait in words; empty if there is no wait."""
     return "".join(f"{what} {detail()}".rstrip() for what, detail, _ in _WAITS[-1:])
 
 
@@ -39,8 +39,8 @@ def awaited() -> str:
 def telling_waits(
     tell: Callable[[str], None] = lambda sentence: say(sentence, stream=sys.stderr), after_s: float = SAID_AFTER_S
 ) -> Iterator[None]:
-    """Report waits while the context is open, from a thread: each after `after_s` seconds without a report, and again
-    after twice as many each time."""
+    """Report waits while the context is open, from a thread: each after `after_s` seconds, and again after intervals
+    that double each time."""
     ended = threading.Event()
 
     def watch() -> None:

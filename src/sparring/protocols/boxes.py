@@ -1,4 +1,4 @@
-"""Protocols of boxes: commands, what lives on in a box, and the pool."""
+"""Protocols of boxes: commands, long-running processes, shells and terminals, snapshots, and the pool."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from typing import Protocol, TypedDict, Unpack, runtime_checkable
 from sparring.types import MOST_BYTES, BoxSpec, EntryKind, ExecResult, TreeEntry
 
 OnOutput = Callable[[str, bytes], Awaitable[None]]
-"""Taker of a command's output while it runs: "stdout" or "stderr", and a piece. The command waits for a slow one."""
+"""Function that gets the output of a running command: "stdout" or "stderr", and a piece. The command waits for it."""
 
 
 class Placement(TypedDict, total=False):
     """Where a command runs."""
 
     cwd: str | None
-    """Folder of the box; by default the box's own."""
+    """Working folder of the command; by default the box's working folder."""
 
     environment: Mapping[str, str] | None
-    """Variables besides the box's own."""
+    """Environment variables, in addition to those of the box."""
 
 
 class LiveCommand(Placement, total=False):
     """Where a command runs, for how long, and who gets its output."""
 
     timeout_s: float | None
-    """Seconds until it is ended; by default the box's limit, and none for what lives on."""
+    """Seconds after which the command is killed; by default the box's limit for `exec`, and no limit for `start`."""
 
     output_bytes: int | None
-    """Most bytes that are kept of each stream; by default the box's limit."""
+    """Maximum number of bytes that are kept of each stream; by default the box's limit."""
 
     on_output: OnOutput | None
-    """Gets all output while the command runs."""
+    """Function that gets all output while the command runs."""
 
 
 class Command(LiveCommand, total=False):
-    """How a command runs, besides its program and arguments."""
+    """How a command runs, in addition to its program and arguments."""
 
     stdin: str | bytes
     """Standard input."""
 
 
 class LiveProcess(Protocol):
-    """Program that runs beside others in a box, until it ends or is killed.
+    """Program that runs in a box at the same time as others, until it ends or is killed.
 
     Raises:
         SandboxError: the box itself failed.
@@ -51,34 +51,34 @@ class LiveProcess(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended."""
+        """Whether the program has ended."""
 
     async def output(self) -> ExecResult:
-        """Return head and tail of what it has written so far; `end` is "running" while it runs."""
+        """Return head and tail of the program's output so far; `end` is "running" while the program runs."""
 
     async def write(self, data: bytes | str, *, ends: bool = False) -> None:
-        """Write to its standard input as fast as it reads; `ends` closes it.
+        """Write to the program's standard input as fast as the program reads; `ends` closes the input afterwards.
 
         Raises:
-            SpoiltFile: it reads nothing for as long as a command of the box may take (TimeoutError).
+            SpoiltFile: the program reads nothing within the box's `timeout_s`; the error is also a TimeoutError.
         """
 
     async def wait(self, timeout_s: float | None = None) -> ExecResult:
-        """Return its result when it has ended, or its output so far after `timeout_s` seconds.
+        """Return the program's result when it has ended, or its output so far after `timeout_s` seconds.
 
         Raises:
-            Exception: exception of `on_output`, which has ended it.
+            Exception: `on_output` raised this exception, which ended the program.
         """
 
     async def kill(self) -> ExecResult:
-        """End it with all that it started, and return its result."""
+        """End the program with all that it started, and return its result."""
 
     async def close(self) -> None:
-        """End it with all that it started."""
+        """End the program with all that it started."""
 
 
 class Shell(Protocol):
-    """Shell whose folder, variables, functions and jobs live on from text to text.
+    """Shell that runs one text after another, and keeps its folder, variables, functions and jobs.
 
     Raises:
         SandboxError: the box itself failed.
@@ -86,18 +86,18 @@ class Shell(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended: a text said exit, or did not let itself be interrupted."""
+        """Whether the shell has ended: a text called `exit`, or could not be interrupted."""
 
     async def run(self, text: str, *, timeout_s: float | None = None, output_bytes: int | None = None) -> ExecResult:
-        """Run a text. At its time limit it is interrupted, with all that it started; the shell and what ran before live
-        on if it lets itself be interrupted, else the shell has ended.
+        """Run a text. At the time limit the text is interrupted, with all that it started. The shell and older jobs
+        then go on. If the text cannot be interrupted, the shell ends.
 
         Raises:
             PolicyFailure: the shell has ended before.
         """
 
     async def close(self) -> None:
-        """End it with its jobs."""
+        """End the shell with its jobs."""
 
 
 class Terminal(Protocol):
@@ -122,18 +122,18 @@ class Terminal(Protocol):
         """
 
     async def shows(self, text: str, timeout_s: float) -> bool:
-        """Wait until the screen shows a text, at most `timeout_s` seconds or until the program ends; return whether it
-        does."""
+        """Wait until the screen shows a text, the program ends, or `timeout_s` seconds have passed. Return whether the
+        screen shows the text."""
 
     async def quiet(self, quiet_s: float, timeout_s: float) -> None:
-        """Wait until nothing has changed for `quiet_s` seconds, at most `timeout_s` seconds or until the program
-        ends."""
+        """Wait until the screen has not changed for `quiet_s` seconds, the program ends, or `timeout_s` seconds have
+        passed."""
 
     async def resize(self, columns: int, rows: int) -> None:
         """Change the size; the program gets SIGWINCH.
 
         Raises:
-            BadInput: a size that no terminal has.
+            BadInput: no terminal can have this size.
         """
 
     async def wait(self, timeout_s: float | None = None) -> ExecResult | None:
@@ -144,7 +144,7 @@ class Terminal(Protocol):
 
 
 class Snapshot(Protocol):
-    """State of a box, of which boxes can be forked. It is held as long as something refers to it."""
+    """State of a box, from which other boxes can be forked. The state is kept as long as an object refers to it."""
 
     @property
     def folder(self) -> str:
@@ -152,44 +152,45 @@ class Snapshot(Protocol):
 
     @property
     def environment(self) -> Mapping[str, str] | None:
-        """Environment of commands; None: that of every box."""
+        """Environment of commands; None: the default environment of boxes."""
 
     @property
     def processes(self) -> tuple[str, ...]:
-        """Command lines of the processes that ran, which are not part of the state."""
+        """Command lines of the processes that ran in the box. Processes are not part of the state."""
 
 
 class Sandbox(Protocol):
-    """Isolated box in which commands run. Relative paths start at its working folder. Whoever gets a box closes it.
+    """Isolated box in which commands run. Relative paths start at its working folder. The caller who gets a box closes
+    it.
 
     Raises:
         SandboxError: the box itself failed; not raised for anything that a program inside does.
-        OSError: error of a file, a folder or a port, of the class of its number, such as `FileNotFoundError`. Once a
-            command has run in the box, or its world is open, the policy may be the reason: then it is a `SpoiltFile`
-            too, which is a `PolicyFailure`.
+        OSError: a file, a folder or a port cannot be used; the class is that of the errno. The policy may be the cause
+            once a command has run in the box, or its world is open: then the error is also a `SpoiltFile`, which is a
+            `PolicyFailure`.
     """
 
     async def exec(self, argv: Sequence[str] | str, **command: Unpack[Command]) -> ExecResult:
-        """Run a program with its arguments, or a text of sh, until it ends or its time is up, and end with it all that
-        it left running. The exit code is a shell's: 126, 127, or 128 + n after signal n.
+        """Run a program with its arguments, or a text of sh, until it ends or reaches its time limit. Processes that it
+        leaves are ended too. Exit codes are those of a shell: 126, 127, or 128 + n after signal n.
 
         Raises:
-            FileNotFoundError: there is no folder `cwd`.
-            NotADirectoryError: something else is at `cwd`.
+            FileNotFoundError: the folder `cwd` does not exist.
+            NotADirectoryError: `cwd` is not a folder.
         """
 
     async def python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
-        """Run a Python program as `python3 -c` would; in a box of an image by the image's `python3`."""
+        """Run a Python program as `python3 -c` would. In a box of an image, the image's `python3` runs it."""
 
     async def start(self, argv: Sequence[str] | str, **bounds: Unpack[LiveCommand]) -> LiveProcess:
-        """Start a command that runs beside others until it ends or is killed; the rest as `exec`. From then on the box
-        has its loopback interface."""
+        """Start a command that runs at the same time as others, until it ends or is killed. All else is as for `exec`.
+        From then on the box has a loopback interface."""
 
     async def shell(self, **placement: Unpack[Placement]) -> Shell:
-        """Start a shell that lives on: bash where the box has it.
+        """Start a shell: bash if the box has it.
 
         Raises:
-            PolicyFailure: a command has ended it, or spoilt what it needs.
+            PolicyFailure: a command of the box killed the shell, or broke files that the shell needs.
         """
 
     async def terminal(
@@ -198,31 +199,31 @@ class Sandbox(Protocol):
         """Start a command with a terminal.
 
         Raises:
-            BadInput: a size that no terminal has, or the package that reads screens is missing.
+            BadInput: no terminal can have this size, or the package that reads screens is missing.
         """
 
     async def connect(self, port: int) -> socket.socket:
-        """Connect to a port of the box that a command listens at, on 127.0.0.1. The caller closes the socket, which has
-        the box's time limit until the caller gives it another. What the command breaks off is the policy's failure.
+        """Connect to a port at which a command of the box listens, on 127.0.0.1. The caller closes the socket, whose
+        timeout is the box's `timeout_s` at first. A connection that the command breaks is the policy's failure.
 
         Raises:
-            BadInput: no such port can be.
-            ConnectionRefusedError: nothing listens there.
-            TimeoutError: what listens there takes no connection.
+            BadInput: the port number is invalid.
+            ConnectionRefusedError: nothing listens at the port.
+            TimeoutError: the program at the port accepts no connection.
         """
 
     async def upload(self, tree: Mapping[str, TreeEntry | bytes], path: str = ".") -> None:
-        """Write a tree, by the paths in it, below a folder, which is made. A file that was there keeps its mode if the
-        new one is not executable; each file appears whole.
+        """Write a tree, given by relative paths, below a folder, which is created. A replaced file keeps its mode if
+        the new one is not executable. No file is visible before it is complete.
 
         Raises:
-            BadInput: a path that leads out of the tree.
-            SpoiltFile: the tree has what cannot be carried: a pipe, a socket, a device.
+            BadInput: a path leads out of the tree.
+            SpoiltFile: the tree has a pipe, a socket or a device, which cannot be written.
         """
 
     async def download(self, path: str = ".", most_bytes: int = MOST_BYTES) -> Mapping[str, TreeEntry]:
-        """Read the tree below a folder, by the paths in it, without following links: at most `most_bytes`, with the
-        names. Of `/proc`, and of what is shown read-only in the tree, only the folder's name is there."""
+        """Return the tree below a folder by relative paths, without following links. More than `most_bytes`, names
+        included, are refused. Of `/proc` and read-only mounts in the tree, only the folder itself is returned."""
 
     async def fresh(self) -> Sandbox:
         """Open another, unused box of the same spec."""
@@ -234,7 +235,7 @@ class Sandbox(Protocol):
         much; when `code` ends, `other` is ended too. Together they take one slot of the pool, since one usually waits.
 
         Raises:
-            BadInput: the box has an image of its own, which has no Python.
+            BadInput: the box's image has no Python.
         """
 
     async def read(self, path: str, most_bytes: int = MOST_BYTES) -> bytes:
@@ -245,43 +246,43 @@ class Sandbox(Protocol):
         that are not UTF-8 are as in `os.listdir`."""
 
     async def write(self, path: str, data: bytes) -> None:
-        """Write a file, and make its folders. It appears once it is complete; until then, and after a failure, the old
-        content stays."""
+        """Write a file, and create its folders. The old content stays until the new one is complete, and after a
+        failure."""
 
     async def snapshot(self, *, ends: bool = False) -> Snapshot:
-        """Keep the box's files, working folder and environment as they are now, at no cost that grows with them.
+        """Return a snapshot of the box's files, working folder and environment. Its cost does not grow with their size.
 
-        It waits for commands that run, and none begins meanwhile. The first snapshot of a box is what its verifiers are
-        forks of: a world makes it when it has prepared the box, before the policy's first command.
+        The call waits for running commands; no command begins meanwhile. Verifiers of a box are forks of its first
+        snapshot. So a world makes one when it has prepared the box, before the policy's first command.
 
         Args:
-            ends: end the processes that live on in the box. They are not part of the state, which names them.
+            ends: end the processes that still run in the box. The snapshot has only their command lines.
 
         Raises:
-            BadInput: processes live on, which a program, `start`, a shell or a terminal left; or the box has too many
-                snapshots on top of each other.
+            BadInput: processes of a program, `start`, a shell or a terminal still run, without `ends`; or the box has
+                too many snapshots on top of each other.
         """
 
     async def fork(self, snapshot: Snapshot) -> Sandbox:
-        """Open another box in the state of a snapshot, whose box may be closed.
+        """Open another box in the state of a snapshot. The snapshot's own box may be closed.
 
         Raises:
-            BadInput: a snapshot of another pool's kind.
+            BadInput: the snapshot is from another kind of pool.
         """
 
     async def verifier(self, paths: Sequence[str], most_bytes: int = MOST_BYTES) -> Sandbox:
-        """Open a box in which the policy's work can be judged: a fork of what `Env.prepare` left, else of the first
-        snapshot, into which only files of these names come.
+        """Open a box in which the policy's work can be judged: a fork of the snapshot after `Env.prepare`, or else of
+        the first snapshot, with the files `paths` of this box copied into it.
 
-        In it, `converse` runs `code` without these files and `other` with them.
+        In the new box, `converse` runs `code` without these files and `other` with them.
 
         Args:
-            paths: regular files. One that is missing in this box is missing there.
-            most_bytes: maximum size of each.
+            paths: regular files. A file that is missing in this box is removed in the new box.
+            most_bytes: maximum size of each file.
 
         Raises:
-            SpoiltFile: a command left something else at a path, a link on the way to it, or a larger file.
-            BadInput: a path is none; or commands have run, and no snapshot was made before.
+            SpoiltFile: a command left a larger file at a path, no regular file, or a link on the way to it.
+            BadInput: a path is invalid; or commands have run in the box, and no snapshot was made before.
         """
 
     async def close(self) -> None:
@@ -290,10 +291,10 @@ class Sandbox(Protocol):
 
 @runtime_checkable
 class HandedOver(Protocol):
-    """Box that tells what the policy spoilt from what its world asks for in vain."""
+    """Box that distinguishes errors that the policy may have caused from errors of its world."""
 
     def hand_over(self) -> None:
-        """Note that the policy acts from now on."""
+        """Note that from now on the policy may be the cause of errors."""
 
 
 class Boxes(Protocol):

@@ -1,4 +1,4 @@
-"""Protocols of a rollout: tasks, boxes, environments, conversations and scores."""
+"""Protocols of a rollout: tasks, environments, conversations and scores."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ AnyEnv = SingleEnv | RolesEnv
 
 
 class World(OpenedEnv, Protocol):
-    """Environment as a harness sees it, with any number of roles. Its owner, not the harness, scores and closes it.
+    """Environment as a harness sees it, with any number of roles. The caller of the harness scores and closes it.
 
     Raises:
         EnvError: the environment's code raised, or did not return an observation.
@@ -128,7 +128,7 @@ class EnvFactory(Protocol):
     """Maker of environments, with their tasks and their expert.
 
     Attributes:
-        scorer: second pass over its groups; None if rewards are final.
+        scorer: second scoring pass, over whole groups; None if rewards are final.
     """
 
     name: str
@@ -166,7 +166,7 @@ class Renderer(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of the format, for messages and for rules that hold for one format."""
+        """Name of the format, for error messages and for rules that hold for one format."""
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -258,7 +258,7 @@ class Session(Protocol):
             constraint: form of the reply's text, instead of the run's constraint.
 
         Raises:
-            LimitReached: a limit of the task or the context was hit; a reply that it cut short is in the record.
+            LimitReached: a limit of the task or the context was hit; a truncated reply is recorded.
             EngineError: the engine failed.
         """
 
@@ -269,8 +269,8 @@ class Session(Protocol):
         """End a reply that is being sampled, given its id; the tokens sampled so far are the reply."""
 
     def deliver(self, reply: str, delivered: bool | None) -> None:
-        """Record whether a client received a reply whole, by its id; None: unknown. The latest call counts; a reply
-        without a call was delivered, unless the conversation shows otherwise."""
+        """Record whether a client received the whole reply with this id. The latest True or False counts; None
+        (unknown) undoes only True. Unreported replies were delivered, unless the conversation shows otherwise."""
 
     def overflow(self, limit: LimitReached) -> None:
         """Count a request that was refused unread, because its prompt is too long."""
@@ -293,7 +293,7 @@ class Session(Protocol):
 
     @property
     def last_words(self) -> Message | None:
-        """The main agent's last reply without a call; None before the first."""
+        """The main agent's last reply without a tool call; None before the first such reply."""
 
     def conversation(self, reply: str) -> tuple[Message, ...] | None:
         """Return all messages up to and including a reply, by its id; None if it is no reply of this session."""

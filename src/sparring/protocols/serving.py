@@ -186,11 +186,11 @@ class Cluster(Protocol):
         """
 
     def stage(self, name: str) -> AbstractAsyncContextManager[None]:
-        """Return the context of a stage, whose name the events of parts have: its parts are closed at the end, and
-        processes of engines stay for the next one.
+        """Return the context of a stage, whose name its parts' events get. At the end its parts are closed, but engine
+        processes stay for the next stage.
 
         Raises:
-            EngineError: inside the context, which is cancelled: the process of an engine dies again and again.
+            EngineError: an engine process dies again and again; raised inside the context, which is cancelled.
         """
 
     async def close(self) -> None:

@@ -31,14 +31,14 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
             taken as a string. A number in the path picks from a list: `env.datasets.0.weight=2`.
 
     Raises:
-        BadInput: the file cannot be read, is not TOML, or says something that no part understands.
+        BadInput: the file cannot be read, is not TOML, or has an unknown key or an invalid value.
     """
     return from_data(_read(path), str(path), overrides)
 
 
 def load_recorded(path: str | Path, *, runs_rules: bool = False) -> RunConfig:
-    """Read the recipe that a run has written into its folder, with the recipe's own rules as they were recorded. With
-    `runs_rules` these are to compute: their files in the run's folder are run."""
+    """Read the recipe that a run has written into its folder, with the user's own rules as recorded. With `runs_rules`,
+    the rules' files in the run's folder are executed, so that the rules can compute."""
     data = _read(path)
     recall(Path(path).parent, data.get("algo"), OWN, runs=runs_rules)
     return _built([(str(path), data)])
@@ -58,7 +58,7 @@ def from_data(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) -
     errors.
 
     Raises:
-        BadInput: as `load`.
+        BadInput: `data` has an unknown key or an invalid value.
     """
     states = [(where, data)]
     for override in overrides:

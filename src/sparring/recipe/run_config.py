@@ -1,6 +1,6 @@
 """`RunConfig`: the config of a run, made of its parts' configs, resolved for a machine, and dumped as a recipe.
 
-Each key is documented by its owner: in the part's own `config.py`, or in `recipe.sections`.
+Each key is documented in its part's `config.py`, or in `recipe.sections`.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return {"env": self.env} if self.env is not None else {f"envs.{name}": each for name, each in self.envs.items()}
 
     def harness_of(self, environment: str) -> str:
-        """Return the harness of an environment, by name if there are several."""
+        """Return the harness of an environment by its name, which is "" if the run has only one."""
         domain = self.envs.get(environment)
         return domain.harness if domain is not None and domain.harness else self.rollout.harness
 
@@ -158,12 +158,12 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def world(self) -> EnvConfig:
-        """The environment, or the first of several."""
+        """Environment of the run, or the first of several."""
         return next(iter(self.environments.values()))
 
     @property
     def judging(self) -> set[str]:
-        """Models that judge for the environments' rubrics."""
+        """Names of the models that judge for the environments' rubrics."""
         return {name for each in self.environments.values() for name in judging(each.rubric)}
 
 

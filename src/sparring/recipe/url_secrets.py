@@ -48,7 +48,7 @@ def found(data: Any, keys: tuple[Key, ...] = ()) -> Iterator[tuple[tuple[Key, ..
 
 
 def refused(where: str, key: Key) -> BadInput:
-    """Return the error for a URL with a user, at the place `where`; its message does not quote the URL."""
+    """Return the error for a URL with a user as the value of `key` in `where`; the message does not quote the URL."""
     advice = "leave them out, and let the code read them from an environment variable"
     if key in ("url", "urls") and not where.endswith("rollout.gateway.url"):
         advice = (

@@ -21,8 +21,8 @@ class Transcript:
         messages: conversation, which ends with the reply.
         imitated: indices in `messages` of the replies to imitate; None: all replies. A reply that two branches share is
             imitated in the first.
-        prompt: number of messages of the branch's first prompt, which was rendered whole; None if it ends at the first
-            reply.
+        prompt: number of messages of the branch's first prompt, which was rendered whole; None if that prompt ends at
+            the first reply.
     """
 
     messages: tuple[Message, ...] = ()
@@ -40,10 +40,10 @@ def transcripts_of(
     """Return the conversation of each branch, in the order of the requests for their last replies.
 
     A branch is a path from a root to the last reply of an agent; a compaction counts as a reply. Auxiliary, lost and
-    truncated replies do not end a branch: they are context if a later reply follows them.
+    truncated replies do not end a branch: such replies are context if a later reply follows them.
 
     Args:
-        constraints: constraints by the index of their reply.
+        constraints: constraints of replies, by the index of the reply's segment.
         messages: function from the index of a reply to the conversation up to that reply, with the messages of its
             prompt.
     """

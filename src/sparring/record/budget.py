@@ -12,9 +12,9 @@ from sparring.types import Limits, Usage
 class Budget:
     """Budget of turns and sampled tokens.
 
-    A request is granted its maximum number of tokens before it is sampled, and returns the unused ones. If the grants
-    of other requests leave too few, it waits, in order of arrival: a rollout ends at its limit because of tokens that
-    were sampled, never because of tokens that were only granted."""
+    A request is granted its maximum number of tokens before sampling, and returns the unused tokens. If the grants of
+    other requests leave too few tokens, the request waits, in order of arrival: a rollout ends at its limit because of
+    tokens that were sampled, never because of tokens that were only granted."""
 
     def __init__(self, name: str, limits: Limits) -> None:
         self._name, self._limits = name, limits
@@ -23,7 +23,7 @@ class Budget:
         self._waiting: deque[tuple[int, asyncio.Future[int]]] = deque()
 
     def check(self, usage: Usage) -> None:
-        """Store the current usage. Raises LimitReached if no turns or tokens remain."""
+        """Store the current usage. Raises LimitReached if no turns or tokens remain, or after too many tool calls."""
         self._usage = usage
         if usage.turns >= self._limits.max_turns:
             raise self._out_of_turns()

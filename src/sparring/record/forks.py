@@ -21,7 +21,7 @@ _MARKED = re.compile(r"<(\w+)>\s*(.*?)\s*</\1>", re.DOTALL)
 
 
 def first_difference(before: str, after: str) -> tuple[int, str, str]:
-    """Return the index of the first different byte in UTF-8, and an excerpt of both texts from this byte on."""
+    """Return the index in UTF-8 bytes of the first different character, and an excerpt of both texts from it on."""
     if before == after:
         return len(before.encode("utf-8", "surrogatepass")), "", ""
     low, high = 0, min(len(before), len(after))
@@ -63,7 +63,7 @@ def fork_of(request: Request, lane: Lane, common: int, of: int | None, links: Li
     Args:
         lane: lane that is nearest to the request.
         common: number of messages that the request has in common with `lane`.
-        of: place of the last segment that the request has in common with `lane`.
+        of: place (segment number) of the last segment that the request has in common with `lane`.
     """
     before, after = lane.history[common:], request.messages[common:]
     old, new = (text_of(messages[0]) if messages else "" for messages in (before, after))
@@ -100,7 +100,7 @@ def _reason(request: Request, lane: Lane, common: int, links: Links) -> ForkReas
 
 
 def _quotes_text(node: Node, request: Request) -> bool:
-    """Return whether a request quotes the text of a reply, rather than its calls."""
+    """Return whether a request quotes the text of a reply; texts of the reply's calls do not count."""
     new = request.messages[request.before :]
     return any(is_quoted(text, new) for text in _texts_of_reply(node))
 
@@ -114,11 +114,11 @@ def sums_up(node: Node, own: Lane, request: Request, lane: Lane, common: int) ->
     """Return whether a request replaces a conversation by a quoted reply that summarises it.
 
     The agent must have the same tools and the same first messages, such as its system message; a judge or a critic who
-    quotes a reply has different ones. The quote must stand at the first difference, or the request must be shorter than
+    quotes a reply differs in these. The quote must stand at the first difference, or the request must be shorter than
     the quoted conversation. There must be a conversation to summarise. Either the agent has tools and the reply follows
     other turns of the same agent, or the reply is another agent's and the request is shorter than the recorded
-    conversation. A summary by an agent without tools cannot be told from its other replies, which are text as well,
-    unless the client labels it.
+    conversation. A summary by an agent without tools cannot be distinguished from the agent's other replies, which are
+    text as well, unless the client labels the summary.
 
     Args:
         node: quoted reply.
@@ -171,12 +171,12 @@ def is_quoted(text: str, messages: Iterable[Message]) -> bool:
 
 
 def summaries_in(text: str) -> list[str]:
-    """Return the texts between tags in a reply: clients that ask for a summary quote it without its tags."""
+    """Return the texts between tags in a reply: clients that ask for a summary quote the summary without its tags."""
     return [inner for _, inner in _MARKED.findall(text)] if "</" in text else []
 
 
 def texts_of_calls(reply: Message) -> list[str]:
-    """Return the texts among the arguments of a reply's calls: one may be the prompt of a sub-agent."""
+    """Return the texts among the arguments of a reply's calls; such a text may be the prompt of a sub-agent."""
     values = (value for call in reply.tool_calls for value in (call.arguments or {}).values())
     return [value.strip() for value in values if isinstance(value, str)]
 

@@ -21,11 +21,11 @@ from sparring.types import Message, ToolCall
 
 
 class Forms:
-    """Forms of the messages of a session. The digest of a conversation is the digest of the recorded one, whatever form
-    the client gave its replies.
+    """Forms of the messages of a session. A conversation has the digest of the recorded conversation, in whatever form
+    the client sends the replies.
 
-    A reply that comes back in parts is recognised by the ids of its calls. If the client has its own ids, it is
-    recognised by the calls themselves: successive calls, each followed by its answer, are one reply if that reply is
+    A reply that comes back in parts is recognised by the ids of its calls. If the client has its own ids, such a reply
+    is recognised by the calls themselves: successive calls, each followed by its answer, are one reply if that reply is
     recorded and the parts are not.
 
     Attributes:
@@ -42,7 +42,7 @@ class Forms:
 
     def read(self, messages: Sequence[Message]) -> tuple[Sequence[Message], list[bytes]]:
         """Return a conversation with each reply as one message, and the digest of the conversation up to each message.
-        `messages`: messages of the client; returned unchanged if no reply is in parts."""
+        `messages`: messages of the client; returned unchanged if every reply is one message."""
         keys = self.keys(START, messages)
         last = next((at for at in range(len(messages) - 1, -1, -1) if messages[at].role == "assistant"), None)
         if last is None or keys[last] in self.lines:
@@ -97,12 +97,12 @@ class Forms:
         return messages if all(map(operator.is_, restored, messages)) else restored
 
     def add_reply(self, before: bytes, reply: Message, line: int, place: int) -> bytes:
-        """Record a reply of the session. Return the digest of the conversation up to it.
+        """Record a reply of the session. Return the digest of the conversation up to and including the reply.
 
         Args:
             before: digest of the conversation before the reply.
-            reply: reply with the session's call ids. An id that occurs again identifies no call from then on.
-            line: number of its lane.
+            reply: reply with the session's call ids. A call id that occurs again identifies no call from then on.
+            line: number of the reply's lane.
         """
         if thought_of(reply):
             self._thoughts[digest(message_key(reply))] = reply.reasoning or ""
@@ -122,7 +122,7 @@ class Forms:
         Args:
             before: digest of the prefix.
             keys: `keys[i]` is the digest of the prefix and `messages[:i + 1]`.
-            line: number of their lane.
+            line: number of the messages' lane.
         """
         for message, key in zip(messages, keys, strict=True):
             self.lines[key] = line
@@ -136,7 +136,7 @@ class Forms:
             before = key
 
     def _add_parts(self, before: bytes, reply: Message) -> None:
-        """Record the digests of the first parts of a reply with several calls, in case it comes back in parts."""
+        """Record the digests of the first parts of a reply with several calls, which may come back in parts."""
         if len(reply.tool_calls) > 1:
             begun = ReplyDigest(before, replace(reply, tool_calls=()))
             self._parts.update(begun.goes_on((call,)) for call in reply.tool_calls[:-1])

@@ -87,7 +87,7 @@ def join_replies(messages: Sequence[Message], recorded: Mapping[str, tuple[int, 
 
     Args:
         messages: messages of the client; returned unchanged if no reply is in parts and no call is malformed.
-        recorded: place of the reply and sampled call, by the call's id.
+        recorded: place (segment number) of the reply and sampled call, by the call's id.
     """
     merged: list[Message] = []
     moved: list[Message] = []  # replies whose calls were reordered
@@ -137,7 +137,7 @@ def _put_in_order(messages: list[Message], reply: Message) -> None:
 
 
 def join_parts(parts: Sequence[Message]) -> Message:
-    """Join successive messages into the reply that they are parts of."""
+    """Join successive messages, which are parts of one reply, into that reply."""
     return replace(
         parts[0],
         content="".join(part.content for part in parts),
@@ -147,7 +147,7 @@ def join_parts(parts: Sequence[Message]) -> Message:
 
 
 class ReplyDigest:
-    """Digest of a conversation up to a reply that grows call by call. After each step it equals the result of
+    """Digest of a conversation up to a reply that grows call by call. After each step, the digest equals the result of
     `chain_digests` for the reply with the calls so far.
 
     Args:
@@ -168,7 +168,7 @@ class ReplyDigest:
 
 
 def thought_of(message: Message) -> str:
-    """Return the thought of a reply without surrounding blanks; empty if it has no thought or the client dropped it."""
+    """Return the thought of a reply without surrounding blanks; empty if there is none or the client dropped it."""
     return (message.reasoning or "").strip()
 
 
@@ -183,8 +183,8 @@ def tools_key(tools: Sequence[ToolSpec]) -> bytes:
 
 
 def written_key(tools: Sequence[ToolSpec]) -> bytes | None:
-    """Return a digest of tools that depends on the order of all keys; None if they cannot be encoded. It takes a
-    hundredth of the time of `tools_key`."""
+    """Return a digest of tools that depends on the order of all keys, in a hundredth of the time of `tools_key`; None
+    if the tools cannot be encoded."""
     try:
         return digest(_fast.encode(tuple(tools)))
     except (TypeError, ValueError, OverflowError):
@@ -199,10 +199,10 @@ def text_of(message: Message) -> str:
 
 
 def chain_digests(before: bytes, messages: Sequence[Message], aliases: Mapping[bytes, bytes] = {}) -> list[bytes]:
-    """Return for each message the digest of all messages up to it.
+    """Return for each message the digest of all messages up to and including this message.
 
     Args:
-        before: digest of the messages before these.
+        before: digest of the messages before `messages`.
         aliases: digest of the recorded form, by the digest of a conversation whose last reply has another form.
     """
     keys = []
@@ -221,7 +221,7 @@ def chain_digests(before: bytes, messages: Sequence[Message], aliases: Mapping[b
 
 
 def digest(data: bytes) -> bytes:
-    """Return 16 bytes of XXH3 with a random seed of the process, so that a client cannot construct collisions."""
+    """Return 16 bytes of XXH3 with a random seed of the process, so that clients cannot construct collisions."""
     return xxhash.xxh3_128_digest(data, seed=_SEED)
 
 
@@ -243,7 +243,7 @@ def arguments_key(arguments: Mapping[str, Any]) -> str:
 
 
 def _object(text: str) -> Mapping[str, Any] | None:
-    """Parse a JSON object; None if the text is not one."""
+    """Parse a JSON object; return None if the text is not a JSON object."""
     try:
         data = read_json(text)
     except ValueError:

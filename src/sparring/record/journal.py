@@ -1,4 +1,4 @@
-"""Journal of a rollout, as its sessions see it: gives recorded replies and takes new turns."""
+"""Journal of a rollout, as its sessions see it: a source of recorded replies, and a log for new turns."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RecordedReply:
 
     def completion(self) -> Completion:
         """Return the reply as the engine's completion. No prompt token counts as cached, because no engine computed
-        it."""
+        this reply."""
         segment = self.segment
         assert segment.finish_reason is not None
         return Completion(
@@ -44,13 +44,13 @@ class RecordedReply:
 
 
 class RecordedTurns:
-    """Recorded turns of one role. In a rebuild, a turn gets its recorded place.
+    """Recorded turns of one role. When a rollout is rebuilt, each turn gets its recorded place (segment number).
 
     Args:
         segments: segments of the role, in the form of a trajectory.
 
     Attributes:
-        inputs: place of the parent, ids and own place of each input.
+        inputs: place of the parent, ids, and own place of each input segment.
         replies: recorded replies that were not given yet, in order.
         is_line: whether each segment follows the previous segment, so that no two requests ran at once.
     """
@@ -68,8 +68,8 @@ class RecordedTurns:
         self._by_prompt = {(r.prompt, r.sampling.seed): places[r.segment.index] for r in self.replies}
 
     def place_of(self, prompt: bytes, seed: int) -> int | None:
-        """Return the place of the recorded reply to a prompt with a seed; None if it is new. The prompt is given by its
-        digest."""
+        """Return the place of the recorded reply to a prompt with a seed; None if no such reply is recorded. `prompt`:
+        digest of the prompt's ids."""
         return self._by_prompt.get((prompt, seed))
 
 
@@ -109,7 +109,7 @@ class SessionJournal(Protocol):
         ...
 
     def sampled(self, role: str, segments: Sequence[Segment]) -> None:
-        """Append the segments of a new turn, or later versions of segments. They are numbered by their places."""
+        """Append the segments of a new turn, or later versions of segments. Segments are numbered by their places."""
         ...
 
     def unwritten(self) -> list[LogEntry]:

@@ -18,41 +18,41 @@ from sparring.errors import BadInput, InfraError, SparringError, WorkerLost, ref
 from sparring.record.rewards import OutsideReward, OutsideRewards, RewardsClosed
 
 MOST_OVER = 4096
-"""Maximum number of ended leases that are kept, to answer a late worker as such."""
+"""Maximum number of ended leases that are kept, so that a late worker gets `LeaseExpired` and not `UnknownLease`."""
 
 
 class UnknownLease(BadInput):
-    """Lease id that no worker of this process got, or whose lease ended long ago."""
+    """Error of a lease id that this process gave to no worker, or whose lease ended long ago."""
 
 
 class LeaseExpired(BadInput):
-    """Use of a lease that expired, or whose rollout ended without its worker."""
+    """Error of a lease that expired, or whose rollout ended without its worker."""
 
 
 class LeaseConflict(BadInput):
-    """Lease that was already finished with another result."""
+    """Error of a report on a lease that was already finished with another report."""
 
 
 class RunOver(BadInput):
-    """Claim in a run that offers no more rollouts."""
+    """Error of a claim in a run that offers no more rollouts."""
 
 
 class RunStopped(InfraError):
-    """Claim in a run that stopped early; another process may resume it."""
+    """Error of a claim in a run that stopped early, and that another process may resume."""
 
 
 class LeaseEnd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """End of a rollout, as reported by its worker."""
 
     outcome: Literal["completed", "truncated", "failed"]
-    """`failed`: the worker could not play the rollout, an infrastructure failure; it is played again. `truncated`: the
-    rollout hit a limit of the worker."""
+    """`failed`: the worker could not play the rollout (an infrastructure failure), which is played again. `truncated`:
+    the rollout hit a limit of the worker."""
 
     answer: str | None = None
     """Last message to the world; None: the policy's latest reply without calls."""
 
     reward: float | msgspec.UnsetType | None = msgspec.UNSET
-    """Final reward of the rollout; None: it is not scored, which is different from 0."""
+    """Final reward of the rollout; None: the rollout is not scored, which is different from reward 0."""
 
     reason: str = ""
     """Reason of a failure."""
@@ -73,11 +73,11 @@ class RolloutOffer:
     Attributes:
         shown: plain data for the worker.
         rewards: external rewards of the rollout; None if the run takes no rewards.
-        worker: name of the worker that claimed it.
-        claimed: event that is set when a worker claims it.
-        over: event that is set when the worker finishes it or the lease expires.
+        worker: name of the worker that claimed the offer.
+        claimed: event that is set when a worker claims the offer.
+        over: event that is set when the worker finishes the rollout or the lease expires.
         end: worker's report; None if the lease expired.
-        withdrawn: whether it can no longer be claimed.
+        withdrawn: whether the offer can no longer be claimed.
     """
 
     environment: str
@@ -91,7 +91,7 @@ class RolloutOffer:
     withdrawn: bool = False
 
     async def ended(self) -> LeaseEnd:
-        """Wait for the end. Raises WorkerLost if the lease expired."""
+        """Wait for the worker's report and return it. Raises WorkerLost if the lease expired."""
         await self.over.wait()
         if self.end is None:
             raise WorkerLost(f"worker {self.worker or 'without a name'}: its lease ran out")
@@ -105,7 +105,7 @@ class Lease:
     Attributes:
         id: secret id, known to the worker.
         claim: id of the claim; empty if the claim had no id.
-        timer: timer of its expiry; None while leases do not expire.
+        timer: timer of the lease's expiry; None while leases do not expire.
     """
 
     id: str
@@ -164,13 +164,13 @@ class Leases:
     ) -> Lease | None:
         """Lease the first matching offer, or wait for one.
 
-        A claim with the id of an earlier claim gets the lease of that claim. If that claim still waits, the new one
-        replaces it.
+        A claim with the id of an earlier claim gets the lease of that claim. If the earlier claim still waits, the new
+        claim replaces it.
 
         Args:
             environments: environments that the worker can play; empty: all.
             worker: name of the worker, for reports.
-            id: id of the claim, the same when it is repeated; empty: every claim is a new one.
+            id: id of the claim, equal if the claim is repeated; empty: every claim is new.
 
         Returns:
             Lease, or None if no offer came in time.
@@ -193,7 +193,7 @@ class Leases:
                 return self._new_lease(offer, worker, id)
 
     def renew(self, id: str) -> None:
-        """Restart the time of a lease. Raises UnknownLease or LeaseExpired if there is no such lease."""
+        """Restart the time of a lease. Raises UnknownLease for an unknown id, LeaseExpired if the lease has ended."""
         self._start(self._lease(id))
 
     def pause(self) -> None:
@@ -212,7 +212,7 @@ class Leases:
         """End the rollout of a lease. A repeated equal report has no effect.
 
         Raises:
-            UnknownLease, LeaseExpired: there is no such lease.
+            UnknownLease, LeaseExpired: the id is unknown, or the lease has ended in another way.
             LeaseConflict: the rollout was already finished with another report.
             RewardsClosed: the run takes no external rewards.
             StoreError: the reward could not be stored; the rollout has not ended.
@@ -305,7 +305,7 @@ class Leases:
         lease.timer = None if self._paused else loop.call_later(self.lease_s, self._end, lease.id, None)
 
     def _end(self, id: str, end: LeaseEnd | None) -> None:
-        """End a lease. `end` None: it expired."""
+        """End a lease. `end`: worker's report; None: the lease expired."""
         lease = self._leases.pop(id)
         if lease.timer is not None:
             lease.timer.cancel()
@@ -320,7 +320,7 @@ class Leases:
         """Return the lease with this id.
 
         Raises:
-            UnknownLease: no lease had this id.
+            UnknownLease: no lease has or had this id.
             LeaseExpired: the lease has ended.
         """
         lease = self._leases.get(id)

@@ -20,15 +20,15 @@ class Node:
     """Recorded reply.
 
     Attributes:
-        place: place of its segment.
-        ids: hash over all ids up to its last.
-        length: number of ids up to its last.
+        place: place (segment number) of the reply.
+        ids: hash over all ids up to the reply's last.
+        length: number of ids up to the reply's last.
         lane: number of its lane.
-        count: number of messages up to it, itself included.
-        key: digest of the conversation up to it.
+        count: number of messages up to and including the reply.
+        key: digest of the conversation up to and including the reply.
         text: content without surrounding blanks.
-        continued: whether a request continues it.
-        twin: previous reply with the same history, as a linked list.
+        continued: whether a request continues the reply.
+        twin: previous reply with the same history (a linked list).
     """
 
     place: int
@@ -49,13 +49,13 @@ class Lane:
     """One append-only sequence of ids (a branch under construction).
 
     Attributes:
-        history: messages; each is the object from the first request that sent it.
+        history: messages; each is the object from the first request that contained the message.
         tools: digest of the tools.
         opening: number of messages in the first request of its agent.
         replied: number of messages up to the last reply.
         key: digest of the messages up to the last reply.
         node: last reply.
-        spans: segments, each as the number of messages up to its end and its place.
+        spans: segments, each as the number of messages up to the segment's end, and the segment's place.
     """
 
     history: list[Message]
@@ -86,11 +86,11 @@ class Request(NamedTuple):
 
     Attributes:
         messages: conversation, with each reply as one message.
-        before: number of messages up to the reply that it continues.
+        before: number of messages up to the reply that the request continues.
         keys: digest of the conversation up to each later message.
         tools: digest of the tools.
-        node: reply that it continues; None if it is rendered whole.
-        matched: reply that it would continue if the template had a bridge.
+        node: reply that the request continues; None if the request is rendered whole.
+        matched: reply that the request would continue if the renderer had a bridge.
     """
 
     messages: Sequence[Message]
@@ -113,12 +113,12 @@ class Turn:
         parent: place of the segment before the input; None for a root.
         added: ids of the input.
         place: place of the reply.
-        lane: number of its lane, whose KV cache can be reused.
+        lane: number of the reply's lane, whose KV cache can be reused.
         repeat: number of earlier requests with the same prompt, which must draw other random numbers.
         attempt: number of earlier attempts at this turn.
         key: digest of all messages.
         tools: digest of the tools.
-        node: reply that it continues; None if it is rendered whole.
+        node: reply that the request continues; None if the request is rendered whole.
         before: number of messages up to that reply.
         count: number of all messages.
     """
@@ -147,7 +147,7 @@ class Turn:
 
 
 def begins(messages: Sequence[Message], prefix: list[Message]) -> bool:
-    """Return whether `messages`, which is longer, begins with `prefix`.
+    """Return whether `messages` begins with `prefix`, which must be shorter.
 
     Lists compare elements by identity first, so the comparison does not read hundreds of messages into the cache of the
     processor. Equal messages match as well.
@@ -161,8 +161,8 @@ def begins(messages: Sequence[Message], prefix: list[Message]) -> bool:
 
 
 def place_named(reply: str) -> int | None:
-    """Return the place of a segment, which the id of a reply contains; None if `reply` is no such id. A dialect may put
-    a prefix before the id."""
+    """Return the place (segment number) in the id of a reply; None if `reply` is not the id of a reply. A dialect may
+    put a prefix before the id."""
     _, separator, number = reply.rpartition("#")
     place = number.partition(".")[0]
     return int(place) if separator and place.isdecimal() else None

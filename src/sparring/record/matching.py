@@ -25,10 +25,10 @@ class Matching(NamedTuple):
     written: Mapping[int, Segment]
 
     def same_objects(self, messages: Sequence[Message], tools: bytes) -> Lane | None:
-        """Return the lane whose messages are the first of `messages`, including the very object of the lane's last
-        reply; None if no lane matches.
+        """Return the lane whose messages are the beginning of `messages`, with the same object as last reply; None if
+        no lane matches.
 
-        This is the fast path of a loop that only appends messages. Other requests are matched by their keys.
+        This is the fast path for a loop that only appends messages. Other requests are matched by digests.
         """
         count = next((at for at in range(len(messages), 0, -1) if messages[at - 1].role == "assistant"), 0)
         number = self.lane_of_reply.get(id(messages[count - 1])) if count else None
@@ -75,7 +75,7 @@ class Matching(NamedTuple):
         return max(equal, key=rank)
 
     def _thoughts_match(self, node: Node, messages: Sequence[Message]) -> bool:
-        """Return whether every thought that the client sends is the recorded one."""
+        """Return whether every thought that the client sends equals the recorded thought."""
         if not any(sent.reasoning for sent in messages):
             return True
         history = self.lanes[node.lane].history

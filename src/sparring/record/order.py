@@ -1,4 +1,4 @@
-"""Order of a record: its segments stand in the order of requests, even if replies ended in another order."""
+"""Order of a record: segments are sorted by the order of requests, even if replies ended in another order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparring.types import Message, Segment, ToolSpec, main_replies
 def settled(segments: Iterable[Segment]) -> tuple[Segment, ...]:
     """Return the segments of a trajectory, sorted by place and renumbered without gaps.
 
-    A request without a reply leaves a gap. If several segments have the same place, the last one counts: it is an
+    A request without a reply leaves a gap. If several segments have the same place, the last one counts: this is an
     update, such as a label that became known later.
     """
     by_place = {segment.index: segment for segment in segments}
@@ -37,8 +37,8 @@ def _renumber(segment: Segment, index: dict[int, int]) -> Segment:
 
 
 def conversation(segments: Sequence[Segment], index: int | None) -> tuple[Message, ...]:
-    """Return all messages up to the end of a segment. A branch begins with the messages that it shares with the
-    conversation that it left."""
+    """Return all messages up to the end of a segment. For a branch, these include the messages that it shares with the
+    conversation from which it forks."""
     messages: list[tuple[Message, ...]] = []
     while index is not None:
         segment = segments[index]
@@ -50,7 +50,7 @@ def conversation(segments: Sequence[Segment], index: int | None) -> tuple[Messag
 
 
 def conversation_of(segments: Sequence[Segment], trajectory: str, reply: str) -> tuple[Message, ...] | None:
-    """Return all messages up to a reply of a trajectory, itself included; None if it is not a reply of the trajectory.
+    """Return all messages up to and including a reply of a trajectory; None if the trajectory has no such reply.
     `reply`: id of the reply, which contains the place of its segment."""
     owner, _, place = reply.rpartition("#")
     for segment in reversed(segments):

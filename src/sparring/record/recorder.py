@@ -47,7 +47,7 @@ from sparring.types import (
 
 
 class Recorder:
-    """Factory of sessions on one engine. It holds only turns that are about to be written.
+    """Factory of sessions on one engine. A recorder holds only turns that are about to be written.
 
     Args:
         store: store in which every turn is durable before its reply is returned; None keeps the record in memory only.
@@ -161,9 +161,9 @@ class RecordedSession(OpenSession):
             await self._recorder.engine.abort(request)
 
     async def _sample(self, request: ReplyRequest) -> ReplyStream:
-        """Sample a reply in one turn, or in several if a record is played again that contains turns that the engine
-        gave up. A request that the engine ends early, after `abort` or on its own, is recorded as lost; its repetition
-        is another turn."""
+        """Sample a reply in one turn. When a record is played again, the turns that the engine gave up come first. A
+        request that the engine ends early, after `abort` or on its own, is recorded as lost; a repeated request is
+        another turn."""
         answered = False
         while not answered:
             async with aclosing(self._turn(request)) as parts:
@@ -253,7 +253,7 @@ class RecordedSession(OpenSession):
         return f"{self.id}#{turn.place}"
 
     def _reader(self, turn: Turn, request: ReplyRequest) -> PieceReader | None:
-        """Return the reader of a turn's reply; None if the request wants it whole."""
+        """Return the reader of a turn's reply; None if the request wants the whole reply at once."""
         if not request.in_pieces:
             return None
         return PieceReader(
@@ -331,8 +331,8 @@ class RecordedSession(OpenSession):
         return self._closed or self.journal is not None and self.journal.closed
 
     def _check_open(self) -> None:
-        """Raise RequestEnded if the record is complete. A request may outlive its attempt; recorded, it would be a turn
-        of the next one."""
+        """Raise RequestEnded if the record is complete. A request may outlive its attempt; its turn would be recorded
+        in the next attempt."""
         if self._has_ended:
             raise RequestEnded(f"{self.id}: the attempt of this request has ended")
 

@@ -23,7 +23,7 @@ LONG = 16384
 
 VALUE = 16
 """Number of characters that are added to a text's length for each message, and for each value in a call's arguments or
-a tool's schema, because each takes time of its own."""
+a tool's schema, because each message or value takes extra time."""
 
 THREADS = 2
 
@@ -54,18 +54,18 @@ def has_many(values: Iterable[Any]) -> bool:
 
 
 async def in_thread(work: Callable[..., T], *arguments: Any) -> T:
-    """Run a function in a thread, away from the event loop, and return its result. It must not share mutable state."""
+    """Run a function that shares no mutable state in a thread, away from the event loop, and return its result."""
     return await asyncio.get_running_loop().run_in_executor(_pool(), work, *arguments)
 
 
 async def rendered(long: bool, work: Callable[..., T], *arguments: Any) -> T:
-    """Run a function that renders, in a thread if it takes long, and return its result."""
+    """Run a function that renders, in a thread if `long`, and return its result."""
     return await in_thread(work, *arguments) if long else work(*arguments)
 
 
 class Binder:
-    """Translator of a request's stop strings and constraint into token ids, by `Renderer.bind`. It compiles grammars in
-    a thread, because a large grammar takes a second. The first grammar also needs a table of the vocabulary, which
+    """Translator of a request's stop strings and constraint into token ids, by `Renderer.bind`. Grammars are compiled
+    in a thread, because a large grammar takes a second. The first grammar also needs a table of the vocabulary, which
     takes another second."""
 
     def __init__(self, renderer: Renderer) -> None:

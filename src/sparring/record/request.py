@@ -26,7 +26,7 @@ def check_length(name: str, length: int, room: int) -> None:
         room: maximum number of ids of a prompt and its reply.
 
     Raises:
-        LimitReached: the prompt is too long; has both numbers.
+        LimitReached: the prompt is too long; the error has both numbers.
     """
     if length >= room:
         text = f"{name}: a prompt of {length} tokens, room for {room}"
@@ -37,7 +37,7 @@ def check_far(name: str, messages: Sequence[Message], renderer: Renderer, room: 
     """Refuse messages that are far too long for a context of `room` tokens, before they are rendered whole.
 
     Only a beginning of the text is rendered, four times longer in each step until it does not fit, because rendering a
-    megabyte takes seconds and 300 MB. Raises as `check_length` does.
+    megabyte takes seconds and 300 MB. Raises the errors of `check_length`.
     """
     if not is_far(messages, room):
         return
@@ -52,8 +52,8 @@ def check_far(name: str, messages: Sequence[Message], renderer: Renderer, room: 
 
 
 def far(room: int) -> tuple[int, int]:
-    """Return the length that is reported for a prompt that is far too long, and its room. The length is one more than
-    twice the room, because it was not counted further."""
+    """Return the length to report for a prompt that is far too long, and the room. The length is one more than twice
+    the room, because no more tokens were counted."""
     return 2 * room + 1, room
 
 

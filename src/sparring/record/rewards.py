@@ -15,19 +15,19 @@ from sparring.types import Score, Segment, Trajectory
 
 
 class UnknownReply(BadInput):
-    """Reward for a reply that this rollout does not have."""
+    """Error of a reward for a reply that the rollout does not have."""
 
 
 class RewardConflict(BadInput):
-    """Reward with the id of another reward."""
+    """Error of a reward with the id of another reward."""
 
 
 class RewardsClosed(BadInput):
-    """Reward in a run that takes no external rewards, or does not take them under this key."""
+    """Error of a reward in a run that takes no external rewards, or does not take rewards under this key."""
 
 
 class RewardExpired(BadInput):
-    """Reward after the rollout was scored."""
+    """Error of a reward that arrives after the rollout was scored."""
 
 
 class OutsideReward(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -65,7 +65,7 @@ class OutsideReward(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def ends(self) -> bool:
-        """True if the rollout waits for no further reward."""
+        """Whether this reward is final: the rollout waits for no further reward."""
         return self.of is None if self.final is None else self.final
 
 
@@ -78,12 +78,12 @@ class OutsideRewards:
         within_s: seconds to wait for rewards.
         by_sampler: whether the key that samples may give rewards as well.
         before: rewards that an earlier process stored for this attempt, in order.
-        record: function that stores a reward; the reward counts when it returns.
+        record: function that stores a reward; the reward counts when the function returns.
         expire: function that is called for each late reward.
 
     Attributes:
         offered: whether a client got a key that can give rewards.
-        closed: whether rewards are late now.
+        closed: whether further rewards are refused as late.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class OutsideRewards:
 
     @property
     def final(self) -> bool:
-        """True if no further reward is awaited."""
+        """Whether the final reward has come."""
         return self._final.is_set()
 
     def give(self, reward: OutsideReward) -> None:
@@ -118,8 +118,8 @@ class OutsideRewards:
 
         Raises:
             RewardExpired: the rollout is already scored.
-            RewardConflict: another reward has this id.
-            StoreError: the reward could not be stored; it does not count.
+            RewardConflict: another reward has the same id.
+            StoreError: the reward could not be stored, and does not count.
         """
         if self.closed:
             self._expire()
@@ -135,7 +135,7 @@ class OutsideRewards:
         self._take(reward)
 
     def when_closed(self, closer: Callable[[], Awaitable[None]]) -> None:
-        """Register a function that is called when no more rewards are accepted, for the owner of a reward key."""
+        """Register a function to call when no more rewards are accepted, and note that a reward key exists."""
         self.offered = True
         self._closers.append(closer)
 
@@ -207,7 +207,7 @@ def _segment_of(trajectory: Trajectory, reply: str) -> Segment | None:
 
 
 def _end_of_branch(trajectory: Trajectory, segment: Segment) -> Segment:
-    """Return the last turn of a reply's branch, the latest of several continuations, or the reply itself."""
+    """Return the latest turn that follows a reply, on any of its branches; the reply itself if no turn follows."""
     below, end = {segment.index}, segment
     for later in trajectory.segments:
         if later.parent in below:

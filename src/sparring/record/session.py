@@ -1,4 +1,4 @@
-"""Base of recorded sessions: layers around the replies, and an account of the requests."""
+"""Base of recorded sessions, with layers around the replies and an account of the requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RequestAccount(SessionLayer):
     client that was cut short and then got another reply has recovered.
 
     Attributes:
-        limit: limit that the latest request hit; None if it was answered completely. Refused requests do not count.
+        limit: limit that the latest request hit; None after a complete answer. Refused requests do not count.
         refused: reason of the latest refusal; empty if there was no refusal.
     """
 
@@ -32,7 +32,8 @@ class RequestAccount(SessionLayer):
         self._made = self._latest = 0
 
     async def reply(self, request: ReplyRequest, below: Reply) -> ReplyStream:
-        """Answer a request, and note the limit that it hits. Requests with label `auxiliary` hit no limit."""
+        """Answer a request, and note the limit that it hits. Limits of requests with label `auxiliary` are not
+        noted."""
         self._made += 1
         number = self._made
 
@@ -59,11 +60,11 @@ class RequestAccount(SessionLayer):
 
 
 class OpenSession(ABC):
-    """Session of one role of one rollout. Implements `protocols.Session`; the episode that opened it also reads the
-    record.
+    """Session of one role of one rollout. Implements `protocols.Session`; the episode that opened the session also
+    reads the record.
 
     Attributes:
-        rewards: rewards of the rollout from outside; None if the run takes none.
+        rewards: external rewards of the rollout; None if the run takes no rewards.
         journal: journal of the rollout, whose recorded replies answer before the engine does; None for a session
             outside a rollout.
     """
@@ -109,7 +110,7 @@ class OpenSession(ABC):
 
     @abstractmethod
     def _sample(self, request: ReplyRequest) -> ReplyStream:
-        """Sample and record a reply; innermost of the layers."""
+        """Sample and record a reply, inside all layers."""
 
     @abstractmethod
     def _delivered(self, reply: str, delivered: bool | None) -> None:
@@ -121,7 +122,7 @@ class OpenSession(ABC):
 
     @abstractmethod
     def transcripts(self) -> tuple[Transcript, ...]:
-        """Return the conversation of each branch so far, in messages."""
+        """Return the conversation of each branch so far, as messages."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -142,7 +143,7 @@ class OpenSession(ABC):
         return reply.message
 
     def add_layer(self, layer: SessionLayer) -> None:
-        """Wrap later replies in a layer, outside the layers that are there."""
+        """Wrap later replies in a layer, outside the existing layers."""
         self._layers.append(layer)
 
     @contextmanager
@@ -191,10 +192,10 @@ class OpenSession(ABC):
 
 
 def is_reply(segment: Segment) -> bool:
-    """Return whether a segment is what a model, an expert or a teacher said in a session."""
+    """Return whether a segment is a reply of a model, an expert or a teacher in a session."""
     return segment.model is not None or segment.source in ("expert", "teacher")
 
 
 def trajectory_id(rollout_id: str, role: str) -> str:
-    """Return the id of a role's trajectory: the policy's is its rollout's."""
+    """Return the id of a role's trajectory; for the policy, this is the id of the rollout."""
     return rollout_id if role == "policy" else f"{rollout_id}/{role}"

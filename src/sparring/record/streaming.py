@@ -19,7 +19,7 @@ class StopHolder:
     """Buffer of the ids at the end of a reply whose text may be a part of a stop string.
 
     Args:
-        strings: stop strings of the client; they and the text after them are not shown.
+        strings: stop strings of the client; a stop string and the text after it are not shown.
         decode: ids -> text.
     """
 
@@ -29,7 +29,7 @@ class StopHolder:
         self._over = False
 
     def add(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Add ids, and return those that certainly lie before any stop string."""
+        """Add ids, and return the ids that certainly lie before any stop string."""
         if self._over or not self._strings:
             return () if self._over else tokens
         waiting = (*self._waiting, *tokens)
@@ -43,12 +43,12 @@ class StopHolder:
 
 
 class PieceReader:
-    """Reader of one reply in pieces, each as soon as it is certain.
+    """Reader of one reply in pieces. Each piece is yielded as soon as it is certain.
 
     Args:
-        head: head, which is yielded before the first piece.
-        holder: holder of the ids that may be part of a stop string.
-        calls: prefix of the ids of its calls.
+        head: reply's head, which is yielded before the first piece.
+        holder: buffer of the ids that may be part of a stop string.
+        calls: prefix of the ids of the reply's calls.
     """
 
     def __init__(self, reader: ReplyReader, head: ReplyHead, *, holder: StopHolder, calls: str) -> None:
@@ -83,8 +83,8 @@ def without_stop(
     message: Message, request: ReplyRequest, tokens: Sequence[int], prompt: Sequence[int], renderer: Renderer
 ) -> tuple[Message, str | None]:
     """Return a reply up to its earliest stop string of the client, and that string; the whole reply and None if it has
-    no stop string. A call that a stop string cuts is malformed and has no name, so that no client gets it as a call.
-    `prompt`: ids before it, as `Renderer.parse` takes them."""
+    no stop string. A call that a stop string cuts is malformed and has no name, so that no client gets a cut call as a
+    call. `prompt`: ids before the reply, as for `Renderer.parse`."""
     strings, thought = request.stop, message.reasoning or ""
     if (end := first_of(thought, strings)) is not None:
         return replace(message, reasoning=thought[: end[0]] or None, content="", tool_calls=()), end[1]
@@ -120,8 +120,8 @@ def _with_call_id(call: ToolCall, at: int, calls: str) -> ToolCall:
 
 
 def first_of(text: str, strings: Sequence[str]) -> tuple[int, str] | None:
-    """Return the index of the earliest of some strings in a text, and that string; None if the text has none of
-    them."""
+    """Return the index of the earliest of some strings in a text, and that string; None if the text contains none of
+    the strings."""
     return min(((at, string) for string in strings if (at := text.find(string)) >= 0), default=None)
 
 

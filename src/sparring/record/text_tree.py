@@ -24,7 +24,7 @@ class TextTurn(NamedTuple):
     Attributes:
         messages: conversation, with each reply as one message.
         keys: digest of the conversation up to each message.
-        parent: index of the reply that it continues; None if it begins a branch.
+        parent: index of the reply that the request continues; None if the request begins a branch.
         before: number of messages up to that reply.
     """
 
@@ -130,14 +130,14 @@ class TextTree:
         self, messages: Sequence[Message], keys: Sequence[bytes], tools: bytes
     ) -> tuple[int | None, int]:
         """Return the index of the reply that a conversation with these digests continues, and the number of messages up
-        to it; None and 0 if it begins a branch."""
+        to it; None and 0 if the conversation begins a branch."""
         before = next((at for at in range(len(messages), 0, -1) if messages[at - 1].role == "assistant"), 0)
         parent = self._replies.get(keys[before - 1] + tools) if before else None
         return parent, 0 if parent is None else before
 
     def _start_of_agent(self, messages: Sequence[Message]) -> Fork | None:
-        """Return the fork of a sub-agent's conversation: it quotes a call of a reply that has no continuation. None if
-        it quotes no call."""
+        """Return the fork of a sub-agent's conversation, which quotes a call of a reply that has no continuation. None
+        if the messages quote no such call."""
         for index, reply in reversed(self._leaves.items()):
             trained = self.segments[index].label not in UNTRAINED
             if trained and any(is_quoted(text, messages) for text in texts_of_calls(reply)):

@@ -46,9 +46,9 @@ class CountedReply(NamedTuple):
 
 
 class ImitatedIds:
-    """Ids of a session of text for its imitator. They are built incrementally, as in a recorded session: a prompt that
-    begins a branch is rendered whole; any other prompt bridges the reply that it continues. So a late turn takes as
-    long as an early one."""
+    """Ids of a session of text for its imitator. The ids are built incrementally, as in a recorded session: a prompt
+    that begins a branch is rendered whole; any other prompt bridges the reply that it continues. So a late turn takes
+    as long as an early one."""
 
     def __init__(self, name: str, imitator: Imitator) -> None:
         self._name, self._imitator = name, imitator

@@ -1,4 +1,4 @@
-"""Names of tools in the spelling of clients: with the name of a server before it, and with `_` for special characters.
+"""Names of tools in the spelling of clients: with a server's name before the tool's, and `_` for special characters.
 
 `mcp__world__add`, `mcp_world_add`, `world_add` and `world-add` are the tool `add` of the server `world`.
 """
@@ -12,8 +12,8 @@ _OTHER = re.compile(r"[^0-9A-Za-z]")
 
 
 def stands_for(name: str, tool: str) -> bool:
-    """Return whether a client's name means a tool: it ends with the tool's name, after nothing or a character that is
-    neither a letter nor a digit. Only letters and digits are compared."""
+    """Return whether a client's name means a tool: the client's name ends with the tool's name, after nothing or a
+    character that is neither a letter nor a digit. Only letters and digits are compared."""
     if name == tool:
         return True
     said, own = _OTHER.sub("_", name), _OTHER.sub("_", tool)

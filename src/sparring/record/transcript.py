@@ -38,7 +38,7 @@ class TextRecorder:
 
     Args:
         source: source of the replies' segments.
-        imitator: policy that will imitate the replies, and whose context limits them; None: tokens are not counted.
+        imitator: policy that will imitate the replies, within its context; None: tokens are not counted.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class TextRecorder:
 class TextSession(OpenSession):
     """Session whose replies are text. Implements `protocols.Session`.
 
-    Each reply arrives whole; `stop` and `max_tokens` do not apply. The ids of a reply are those of the imitator's
+    Each reply arrives whole; `stop` and `max_tokens` do not apply. The ids of a reply are encoded by the imitator's
     tokenizer, without log-probabilities.
     """
 
@@ -131,7 +131,7 @@ class TextSession(OpenSession):
         )
 
     async def close(self) -> None:
-        """Do nothing: nothing is held."""
+        """Do nothing: the session holds no resources."""
 
     async def _turn(self, wanted: ReplyRequest) -> SampledReply:
         """Request a reply and record it. A prompt that is too long, or leaves no room for the reply, is not counted as
@@ -184,7 +184,7 @@ class TextSession(OpenSession):
         return length, min(self.max_context, length - 1)
 
     def _thought_length(self, reply: Message, tokens: tuple[int, ...]) -> int | None:
-        """Return the number of reasoning ids of a reply, or None if it is unknown."""
+        """Return the number of reasoning ids of a reply; None if the number is unknown."""
         if self._imitator is None or not tokens:
             return None
         return self._imitator.renderer.thought_length(tokens) if reply.reasoning else 0

@@ -1,12 +1,12 @@
 """Tree of all messages and replies of one role.
 
-Every reply is a node. A request whose messages begin with a node's conversation continues there: its prompt is the
+Every reply is a node. A request whose messages begin with a node's conversation continues that node: its prompt is the
 node's ids bridged by the new messages, never a re-encoding of text (law 1). Any other request is rendered whole and
-begins a new branch, such as an edited history, a compaction or a sub-agent. The first segment of a branch has the
+begins a new branch, such as an edited history, a compaction or a sub-agent. The first segment of a branch stores the
 reason (`Fork`).
 
 A place is the number of a segment, which a turn gets when it is planned. So the record stands in the order of requests
-even if replies end in another order. Only a turn that is repeated after its engine failed gets the same places again.
+even if replies end in another order. Only a turn that is repeated after an engine failure gets the same places again.
 
 Ids are stored once, in the segments; conversations and prompts are digests, each of which continues the previous one.
 So the memory of a session is proportional to its ids, and a late turn takes about as long as an early one.
@@ -104,7 +104,7 @@ class Tree:
             messages: whole conversation.
             tools: tools that the prompt shows.
             recorded: `recorded(prompt_digest, n)` returns the reserved place of the n-th (0-based) reply to this
-                prompt, or None if it was not recorded.
+                prompt, or None if the reply was not recorded.
 
         Raises:
             ValueError: the request has no message.
@@ -217,7 +217,7 @@ class Tree:
 
     def label(self, place: int, label: Label, delivered: bool | None = None) -> Segment:
         """Change the label of the reply in a place. Return the changed segment, which must be stored again.
-        `delivered`: whether its client received it, if that is known now."""
+        `delivered`: whether the client received the reply; None: no change."""
         segment = self._written[place]
         delivered = segment.delivered if delivered is None else delivered
         self._written[place] = replace(segment, label=label, delivered=delivered)
@@ -232,7 +232,7 @@ class Tree:
         """Record whether a client received a reply.
 
         Args:
-            delivered: whether the client received it. None: unknown, which replaces an earlier True.
+            delivered: whether the client received the reply. None: unknown, which replaces an earlier True.
 
         Returns:
             Segment to store again, if the reply becomes lost or was lost before; otherwise None.
@@ -257,7 +257,7 @@ class Tree:
         return segment.delivered is False and segment.finish_reason != "abort"
 
     def abandon(self, turn: Turn) -> None:
-        """Undo a planned turn that got no reply: the next request with its prompt is the same turn."""
+        """Undo a planned turn that got no reply: the next request with the same prompt is the same turn."""
         entry = (turn.repeat, turn.attempt + 1, turn.input_place, turn.place)
         heapq.heappush(self._abandoned.setdefault(turn.prompt, []), entry)
         lane, node = self._lanes[turn.lane], turn.node

@@ -1,4 +1,4 @@
-"""Queue of turns and log entries for the store: all that end in one tick of the event loop share one commit."""
+"""Queue of turns and log entries for the store: all entries of one tick of the event loop share one commit."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Record = tuple[Sequence[Turn], Sequence[LogEntry]]
 
 
 class TurnQueue:
-    """Queue of the turns and log entries of all sessions, in the order they end. A commit costs about the same for one
+    """Queue of the turns and log entries of all sessions, in order of arrival. A commit costs about the same for one
     turn as for a hundred, and one step of an engine ends many turns.
 
     Args:
-        store: store that they are written to. A turn counts once its commit is done. A crash before the commit loses
-            only turns whose clients were not answered yet.
+        store: store to which turns and entries are written. A turn counts once its commit is done. A crash before the
+            commit loses only turns whose clients were not answered yet.
     """
 
     def __init__(self, store: Store) -> None:
@@ -28,17 +28,17 @@ class TurnQueue:
         self._waiting: list[tuple[Record, asyncio.Future[None]]] = []
 
     async def put(self, trajectory: str, segments: Sequence[Segment], entries: Sequence[LogEntry] = ()) -> None:
-        """Write a turn, with log entries that belong before it, and return when it is durable. If the caller is
-        cancelled, they are written regardless. Raises StoreError if this turn could not be written."""
+        """Write log entries and then a turn, and return when both are durable. If the caller is cancelled, both are
+        written regardless. Raises StoreError if this turn could not be written."""
         await self._put(([(trajectory, segments)], entries))
 
     async def record(self, *entries: LogEntry) -> None:
-        """Write log entries, all or none, and return when they are durable. If the caller is cancelled, they are
+        """Write log entries, all or none, and return when they are durable. If the caller is cancelled, the entries are
         written regardless. Raises StoreError if the entries could not be written."""
         await self._put(((), entries))
 
     def note(self, trajectory: str, segment: Segment) -> None:
-        """Write a changed segment again with the next commit, without waiting for it."""
+        """Write a changed segment again with the next commit, without waiting for the commit."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
         done.add_done_callback(_ignore_error)
@@ -70,7 +70,7 @@ class TurnQueue:
                 done.set_exception(error)
 
     def _write(self, records: Sequence[Record]) -> SparringError | None:
-        """Write all records or none. Return the error if they could not be written."""
+        """Write all records or none. Return the error if the records could not be written."""
         turns = [turn for record in records for turn in record[0]]
         entries = [entry for record in records for entry in record[1]]
         try:

@@ -1,4 +1,4 @@
-"""Turns that a renderer cannot bridge: after such a turn the conversation is rendered as a new one."""
+"""Turns after which `Renderer.bridge` cannot append messages: the next prompt is then a new branch, rendered whole."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ANSWER = "a tool's answer"
 
 
 def without_bridge(renderer: Renderer, tools: Sequence[ToolSpec]) -> list[str]:
-    """List the kinds of turn that the renderer cannot bridge, in words. A bridge is tried after every kind of reply
-    that the format can write.
+    """Return descriptions of the kinds of turn after which the renderer has no bridge. A bridge is tried after every
+    kind of reply that the format can write.
 
     Args:
         tools: tools that a reply may call; without any, bridges over a tool's answer are not tried.

@@ -1,7 +1,7 @@
 """Capabilities of a chat template: tools, several system messages, a system message in mid-conversation.
 
 Agent programs send several system messages at the beginning (instructions, then a developer's), and some in
-mid-conversation. Many templates take a single one at the beginning, and refuse or silently drop the others.
+mid-conversation. Many templates take only one system message, at the beginning, and refuse or silently drop the others.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ template refuses the conversation."""
 
 
 class TemplatePlaces:
-    """Capabilities of one template. Each is tried at its first use.
+    """Capabilities of one template. Each capability is tried at its first use.
 
     Args:
-        written: writes a conversation as text.
+        written: function that writes a conversation as text.
     """
 
     def __init__(self, written: Written) -> None:
@@ -47,7 +47,7 @@ class TemplatePlaces:
         """Refuse tools that the template would silently drop.
 
         Raises:
-            BadInput: there are tools, and the template does not write them.
+            BadInput: `tools` is not empty, and the template does not write tools.
         """
         if tools and not self._takes_tools:
             do = (
@@ -60,8 +60,8 @@ class TemplatePlaces:
         """Return a whole conversation in a form that the template takes.
 
         Several system messages at the beginning are joined by blank lines if the template does not write several. A
-        system message in mid-conversation, if the template does not write it there, becomes a reminder at the end of
-        the preceding user message, or else at the beginning of the following one, or else a user message of its own.
+        system message in mid-conversation that the template does not write in its place becomes a reminder at the end
+        of the preceding user message, or else at the beginning of the following one, or else a user message of its own.
         """
         leading = list(itertools.takewhile(lambda message: message.role == "system", messages))
         rest = messages[len(leading) :]
@@ -115,7 +115,7 @@ class _SystemPlaces:
 
     @functools.cached_property
     def later(self) -> bool:
-        """Return whether the template writes a system message after a reply where it was sent, followed by a generation
+        """Return whether the template writes a system message after a reply in its place, and then a generation
         prompt."""
         later = [_USER, _REPLY, _USER, _SECOND]
         expected = [message["content"] for message in later[1:]]

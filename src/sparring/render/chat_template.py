@@ -76,13 +76,13 @@ class ChatTemplate:
 
 
 def read_chat_template(path: str | Path, special: Mapping[str, str]) -> ChatTemplate | None:
-    """Read the template of a checkpoint folder. As in the transformers library, it is chat_template.jinja with the
-    named templates of `NAMED` beside it, or else `chat_template` in tokenizer_config.json. For a conversation with
-    tools, the template named `tool_use` replaces the default. Templates of other names are ignored, since only a caller
-    who gives their name uses them. Return None if the folder has no template.
+    """Read the template of a checkpoint folder. As in the transformers library, this is chat_template.jinja and the
+    named templates in the folder `NAMED`, or else `chat_template` in tokenizer_config.json. For a conversation with
+    tools, the template named `tool_use` replaces the default. Templates of other names are ignored, since transformers
+    uses such a template only if a caller gives its name. Return None if the folder has no template.
 
     Raises:
-        BadInput: a template is no text, or no Jinja.
+        BadInput: a template is not text, or not valid Jinja.
     """
     folder = Path(path)
     file, where = folder / "chat_template.jinja", f"{folder / 'tokenizer_config.json'}: chat_template"

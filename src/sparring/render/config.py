@@ -19,6 +19,6 @@ class RenderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     thoughts: Thoughts = "kept"
     """Treatment of a reply's thought in later prompts, for a model that thinks. `kept`: the thought stays where it was
-    sampled, so a conversation is one sequence of ids, and it is written again when a conversation is rendered as a
-    whole. `template`: the checkpoint's template decides, which mostly drops the thoughts before a user's message; the
+    sampled, so a conversation is one sequence of ids; when a conversation is rendered as a whole, thoughts are written
+    too. `template`: the checkpoint's template decides, which mostly drops the thoughts before a user's message; the
     conversation continues there on a new branch whose fork reason is `template`."""

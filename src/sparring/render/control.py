@@ -1,8 +1,8 @@
 """Added tokens in text: control tokens of a format, told apart from text of messages that looks like them.
 
 A chat template joins its own control tokens and the text of messages into one text. So the text of messages is marked
-first: a mark is put inside every added token that it writes. The template, or a renderer of the library, copies the
-marks. When the text is encoded, a token with a mark in it is plain text; every other one is a control token.
+first: a mark is put inside every added token in this text. The template, or a renderer of the library, copies the
+marks. When the text is encoded, a token with a mark inside is plain text, any other a control token.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer
 
 
 def _secret() -> str:
-    """Draw a text that no author of a message can know. It never leaves the process, and no id depends on it.
+    """Draw a secret text that no author of a message can know. It never leaves the process, and no id depends on it.
 
     It contains no letters, since templates change case, and no character that JSON, XML or a URL escapes.
     """
@@ -34,7 +34,7 @@ class ControlTokens:
         backend: the tokenizer. Its model and rules are shared, not copied.
 
     Attributes:
-        ids: text -> id, without the token of unknown text, which any text may become.
+        ids: text -> id, without the unknown token (`unk_token`), since any text may be encoded as that token.
     """
 
     def __init__(self, backend: Tokenizer) -> None:
@@ -56,7 +56,7 @@ class ControlTokens:
         self._split = self._plain.token_to_id(_SPLIT)
 
     def marked(self, text: str) -> str:
-        """Return the text with a mark in each added token that it writes."""
+        """Return the text with a mark inside each added token that the text contains."""
         for _ in range(len(text)):  # a token may hold a shorter one, found when the longer one is broken
             before, text = text, self._pattern.sub(_break_token, text)
             if text == before:
@@ -67,7 +67,7 @@ class ControlTokens:
         return MARK.join(text) if hidden else text
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a marked text. A token with a mark in it is encoded as plain text, never as its own id."""
+        """Return the ids of a marked text. A marked token is encoded as plain text, never as its own id."""
         wanted = sum(match[0] in self.ids for match in self._pattern.finditer(text))
         ids = self._encode(text, "")
         if sum(id in self._controls for id in ids) == wanted:
@@ -107,8 +107,8 @@ def _like(token: AddedToken, content: str) -> AddedToken:
 
 
 def _any_of(texts: Iterable[str]) -> str:
-    """Return a regular expression that matches the longest of the texts. It is a prefix tree, so that thousands of
-    texts are found as fast as one."""
+    """Return a regular expression that matches the longest of the texts. The expression is a prefix tree, so that
+    thousands of texts are found as fast as one."""
     tree: dict[str, Any] = {}
     for text in texts:
         node = tree

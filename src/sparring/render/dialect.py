@@ -40,9 +40,9 @@ def message_dicts(
 ) -> list[dict[str, Any]]:
     """Convert messages to the chat-completions form.
 
-    The text of a malformed call is written back between the tags of the format if it names the tool, or if the call has
-    no name. Otherwise its text is only the arguments, as clients send them: it becomes a call of the named tool with
-    that text as its one argument, or with none if the text is blank.
+    The text of a malformed call is written back between the tags of the format if the text names the tool, or if the
+    call has no name. Otherwise the text is only the arguments, as clients send them: the result is a call of the named
+    tool with that text as its one argument, or without arguments if the text is blank.
 
     Args:
         around: text before and after a malformed call.
@@ -51,10 +51,11 @@ def message_dicts(
 
 
 def tool_call(id: str, name: Any, arguments: Any, raw: str) -> ToolCall:
-    """Make a call from parsed parts. A call is malformed if it has no name, if its arguments are no JSON object, are
-    nested deeper than `DEEPEST`, have NaN or an infinity, or stand under another key than the format's, or if UTF-8
-    cannot encode one of its texts. A malformed call has `arguments` None and the text as it was written in `raw`. Its
-    `name`, if none is given, is the tool's name with which `raw` begins, or else ""."""
+    """Make a call from parsed parts. A call is malformed if it has no name, or if UTF-8 cannot encode one of its texts.
+    A call is also malformed if its arguments are no JSON object, are nested deeper than `DEEPEST`, have NaN or an
+    infinity, or stand under another key than the format's. A malformed call has `arguments` None and the text as it was
+    written in `raw`. If no name is given, the call's `name` is the tool's name at the beginning of `raw`, or else
+    ""."""
     named = isinstance(name, str) and bool(name) and _encodes(name)
     given = isinstance(arguments, Mapping) and (_can_be_given(arguments) if arguments else not _names_others(raw))
     if named and given:

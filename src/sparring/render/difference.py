@@ -73,7 +73,7 @@ class TemplateRenderer(TokenizedFormat):
         """Render a conversation as ids [T]. Replies are encoded separately from the prompt before them, as in sampling.
 
         Raises:
-            BadInput: the template refuses the conversation, or has no place for tools.
+            BadInput: the template refuses the conversation, or does not write tools.
         """
         rendered = None
         if self._mends_thoughts and has_dropped(messages):
@@ -81,7 +81,7 @@ class TemplateRenderer(TokenizedFormat):
         return rendered or self.plain(messages, tools, generation)
 
     def plain(self, messages: Sequence[Message], tools: Sequence[ToolSpec], generation: bool) -> Rendered:
-        """Render a conversation as the template does, without keeping thoughts. Raises as `render` does."""
+        """Render a conversation as the template does, without keeping thoughts. Raises the errors of `render`."""
         self._places.check(tools)
         messages = self._places.arranged(messages, tools)
         text = self._text(self._escaper.messages(messages), tools, generation)
@@ -101,8 +101,9 @@ class TemplateRenderer(TokenizedFormat):
         tools: Sequence[ToolSpec],
     ) -> tuple[int, ...] | None:
         """Return the next prompt: prompt + completion, the template's end of turn if the completion lacks it, and the
-        new messages. None if no difference is found, if the turn ended inside a thought, which no token can close any
-        more, or if the renderer follows a template that drops the reply's thought."""
+        new messages. None without a completion or new messages, for a reply in `new`, and if no difference is found.
+        None also if the end of turn was sampled inside a thought, or if the renderer follows a template that drops the
+        reply's thought."""
         if not completion or not new or any(message.role == "assistant" for message in new):
             return None
         ended = completion[-1] == self._added[self._end]
@@ -123,15 +124,15 @@ class TemplateRenderer(TokenizedFormat):
         return message_of((*reader.read(completion), *reader.rest()))
 
     def reader(self, tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> TextReader | HoldingReader:
-        """Open the reader of one reply that is sampled now. For a tokenizer that is not byte-level, it emits nothing
-        before the end."""
+        """Open the reader of one reply that is sampled now. For a tokenizer that is not byte-level, the reader emits
+        nothing before the end."""
         return self._reader(tools, prompt) if self.tokenizer.decodes_bytes else HoldingReader()
 
     def _reader(self, tools: Sequence[ToolSpec], prompt: Sequence[int]) -> TextReader:
         return TextReader(self.decode, self.stop_ids, thinking=self._opens_thought(prompt), calls=bool(tools))
 
     def thought_length(self, completion: Sequence[int]) -> int:
-        """Count the tokens of a reply's thought, up to and including the one that completes its closing tag."""
+        """Count the tokens of a reply's thought, up to and including the token that completes the closing tag."""
         written, end = b"", THINK_END.encode()
         for at, token in enumerate(completion):
             if token in self.stop_ids:
@@ -163,8 +164,8 @@ class TemplateRenderer(TokenizedFormat):
         return self._template.text(messages, tools, generation=generation, thinking=self._thinking)
 
     def _encode(self, text: str) -> list[int]:
-        """Encode a text that continues another. It is encoded after an added token, because some tokenizers add a space
-        at the very beginning of a text."""
+        """Encode a text that continues another. An added token is put before the text, because some tokenizers add a
+        space at the very beginning of a text."""
         anchor = self._added[self._end]
         ids = self.tokenizer.encode(self._end + text)
         return ids[1:] if ids and ids[0] == anchor else self.tokenizer.encode(text)
@@ -224,7 +225,7 @@ def _user(content: str) -> dict[str, Any]:
 
 
 def _call(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return a call that this tool's answer could belong to. Its id has nine characters, which the strictest templates
-    require."""
+    """Return a call that this tool's answer could belong to. The call's id has nine characters, which the strictest
+    templates require."""
     function = {"name": answer.get("name") or "tool", "arguments": {"x": PLACEHOLDER}}
     return {"type": "function", "id": answer.get("tool_call_id") or "call00000", "function": function}

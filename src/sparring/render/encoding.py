@@ -1,8 +1,8 @@
-"""Encoding of plain text: by the `tokenizers` library, and by `fastokens` after a certain amount of text.
+"""Encoding of plain text: by the `tokenizers` library at first, and by `fastokens` after `MUCH_TEXT` characters.
 
-`fastokens` (Apache-2.0) takes a tenth of the time, but a second or two to load a vocabulary of 150,000 tokens. So it is
-loaded in a thread once that is likely to pay, and is used only if it encodes every text of `proofs` to the same ids.
-Forked processes do not use it: one of its threads may have held a lock at the fork, which then nobody opens.
+`fastokens` (Apache-2.0) takes a tenth of the time, but a second or two to load a vocabulary of 150,000 tokens. So
+`fastokens` is loaded in a thread once that is likely to pay, and used only if every text of `proofs` gets the same ids.
+Forked processes do not use it: a lock that one of its threads holds at the fork is never released.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ except ImportError:  # no build of it for this machine
     fastokens = None
 
 MUCH_TEXT = 100_000
-"""Characters to encode before `fastokens` is loaded; at least two for each token of the vocabulary."""
+"""Characters to encode before `fastokens` is loaded; twice the size of the vocabulary if that is more."""
 
 LONG_TEXT = 200_000
 """Characters from which `fastokens` divides a text among threads."""
@@ -61,7 +61,7 @@ class TextEncoder:
 
     @property
     def quick(self) -> bool:
-        """Return whether `fastokens` encodes."""
+        """Return whether `fastokens` is in use."""
         return self._fast is not None and not _process["is_forked"]
 
     def encode(self, text: str) -> list[int]:
@@ -98,8 +98,8 @@ class TextEncoder:
 
 
 def proofs(backend: Tokenizer) -> Iterator[str]:
-    """Yield texts that tell two encoders apart: difficult ones, every token once among random neighbours, and a long
-    one."""
+    """Yield texts that tell two encoders apart: difficult texts, every token once among random neighbours, and a long
+    text."""
     yield from _HARD
     ids = list(range(backend.get_vocab_size()))
     random.Random(0).shuffle(ids)

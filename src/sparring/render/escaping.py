@@ -25,13 +25,13 @@ TRUSTED = ("system", "user")
 
 
 class TextEscaper:
-    """Escaper of control tokens in the text of messages: it puts a mark into each, and `ControlTokens.encode` encodes
-    marked ones as plain text.
+    """Escaper of control tokens in the text of messages: a mark is put into each such token, and `ControlTokens.encode`
+    encodes marked tokens as plain text.
 
     Args:
         tokens: control tokens of the tokenizer that encodes the rendered text.
         allowed: roles whose messages may write control tokens before the first reply. Messages after a reply and
-            schemas of tools never may.
+            schemas of tools may never write control tokens.
 
     Raises:
         BadInput: a role other than system and user is allowed.
@@ -62,7 +62,7 @@ class TextEscaper:
         return other
 
     def messages(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """Convert a conversation from its beginning."""
+        """Return all messages of a conversation, escaped, as dicts."""
         opening = list(itertools.takewhile(lambda message: message.role != "assistant", messages))
         escaped = [message if message.role in self._allowed else self._message(message) for message in opening]
         return message_dicts(escaped, self._around) + self.answers(messages[len(opening) :])

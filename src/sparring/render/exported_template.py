@@ -1,9 +1,9 @@
-"""Chat template of an exported folder: it writes the prompts of the run without the run's settings.
+"""Chat template of an exported folder, which by default writes the same prompts as the run.
 
 A session renders its first prompt as a whole; every later prompt extends the ids so far by what the format adds after a
 reply (`Renderer.bridge`), so that thoughts stay where they were sampled. A checkpoint's own template renders every
-conversation as a whole, and may drop thoughts. The exported template contains the checkpoint's own as a macro, calls it
-as a session does, and has the run's `thinking` as its default.
+conversation as a whole, and may drop thoughts. The exported template contains the checkpoint's own template as a macro,
+calls this macro turn by turn as a session renders, and has the run's `thinking` as its default.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from sparring.types import Message, ToolCall, ToolSpec
 
 Form = Literal["own", "switched", "session", "mixed"]
 FORMS: tuple[Form, ...] = ("own", "switched", "session", "mixed")
-"""Forms of an exported template, simplest first. `own`: the checkpoint's own template. `switched`: the same with the
-run's `thinking` as its default. `session`: its own template called as a session does. `mixed`: called as a session
-does, except in a conversation in which the template would drop a thought."""
+"""Forms of an exported template, simplest first. `own`: the checkpoint's own template. `switched`: the own template
+with the run's `thinking` as the default. `session`: the own template, called turn by turn as a session renders.
+`mixed`: as `session`, except in a conversation in which the own template would drop a thought."""
 
 DECIDING = 32
 """Number of recorded prompts that decide the form."""
 AROUND = 40
-"""Characters of two texts that are shown before and after the place where they part."""
+"""Number of characters shown before and after the first difference of two texts."""
 SWITCH = "enable_thinking"
 """Variable that tells a template whether the model thinks."""
 MARK = "sparring-mark-7f3b"
@@ -111,7 +111,7 @@ class Prompt:
     """A prompt as the run wrote it.
 
     Attributes:
-        name: name of the turn, for messages; empty for a made-up prompt.
+        name: name of the turn, for reports; empty for a made-up prompt.
     """
 
     name: str
@@ -122,7 +122,7 @@ class Prompt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TemplateComparison:
-    """Comparison of the prompts of a run with what a template writes for them by default.
+    """Comparison of the prompts of a run with the prompts that a template writes by default.
 
     Attributes:
         same: number of prompts with the same ids.
@@ -131,7 +131,7 @@ class TemplateComparison:
         replies: number of prompts that differ only in an earlier reply, because a message does not preserve its sampled
             text (blanks, a malformed call).
         other: names of all other prompts.
-        shown: recorded and written text of the first of `other`, around the point where they part.
+        shown: recorded and written text of the first prompt in `other`, around their first difference.
     """
 
     same: int
@@ -157,7 +157,7 @@ def template_in(form: Form, source: str, *, thinking: bool, ends: Sequence[str],
     """Return a checkpoint's template in another form.
 
     Args:
-        calling: whether a stand-in for the reply before a tool's answer is a call.
+        calling: whether the placeholder reply before a tool's answer is a call.
     """
     if form == "own":
         return source
@@ -193,7 +193,7 @@ def compare(
     """Compare what a template writes by default with the prompts of a run.
 
     Args:
-        encode: text -> ids, as the tokenizer of the folder encodes.
+        encode: function from a text to its ids, by the tokenizer of the exported folder.
     """
     same = spelt = replies = 0
     other: list[str] = []
@@ -221,7 +221,7 @@ def compare(
 
 
 def written(template: ChatTemplate, prompt: Prompt) -> str | None:
-    """Return a prompt as a template writes it by default; None if the template refuses it."""
+    """Return a prompt as a template writes it by default; None if the template refuses the conversation."""
     try:
         messages, tools = message_dicts(prompt.messages), tool_dicts(prompt.tools)
         return template.text(messages, tools, generation=True, thinking=None)

@@ -35,7 +35,7 @@ class HermesReader:
         self._ends = {"reasoning": (THINK_END,), "text": (OPEN,) * calls, "call": (CLOSE, OPEN), "after": (OPEN,)}
         self._part = "start"
         self._text = ""  # undecided text of the part
-        self._looked = 0  # number of its characters that were searched for the end of the part
+        self._looked = 0  # number of characters of `_text` that were searched for the end of the part
         self._stripped = StrippedText()
         self._num_calls = 0
 
@@ -64,7 +64,7 @@ class HermesReader:
         yield from self._show(len(self._text))
 
     def _start(self) -> None:
-        """Find out whether the reply begins with a thought. The beginning of a tag waits for its rest."""
+        """Find out whether the reply begins with a thought; an incomplete tag is not decided yet."""
         text = self._text.lstrip()
         if text.startswith(THINK):
             self._part, self._text = "reasoning", text[len(THINK) :]
@@ -72,7 +72,7 @@ class HermesReader:
             self._part = "reasoning" if self._thinking else "text"
 
     def _show(self, end: int, *, closed: bool = False) -> Iterator[ReplyPiece]:
-        """Take the text up to an index, and yield what the client gets of it."""
+        """Remove the text up to an index, and yield the piece that the client gets for this text."""
         text, self._text, self._looked = self._text[:end], self._text[end:], 0
         if self._part == "call":
             yield ReplyPiece(kind="call", call=call_in(self._num_calls, text + CLOSE if closed else text))
@@ -113,8 +113,8 @@ def parse_reply(text: str, *, thinking: bool, calls: bool = True) -> Message:
 
 
 def plain_parts(text: str) -> list[tuple[str, bool]]:
-    """Split the text of a reply into parts, each with whether it is plain text. The tags of a complete thought at the
-    beginning, and of complete calls, are not plain: data sets write them into the text of a message."""
+    """Split the text of a reply into pairs of a part and whether this part is plain text. The tags of a complete
+    thought at the beginning, and of complete calls, are not plain: data sets write them into the text of a message."""
     parts = []
     if text.lstrip().startswith(THINK) and THINK_END in text:
         thought, _, text = text.partition(THINK_END)

@@ -31,8 +31,8 @@ _REPLIES = (
 
 _IN_JSON = {"kimi-k2.5": "tool_declare"}
 """Formats that write tools in TypeScript, with the role of the message that holds all tools as JSON if a schema has no
-TypeScript form (`oneOf`, no type, a reference to a schema outside `$defs`). Kimi K2.5's own tokenizer does this; the
-library refuses such a schema."""
+TypeScript form (`oneOf`, no type, a reference to a schema outside `$defs`). Kimi K2.5's own tokenizer writes JSON then;
+the library refuses such a schema."""
 
 # The rollouts of a group begin with the same prompt, and the library spends a millisecond or more on one.
 _REMEMBERED_RENDERS = 64
@@ -93,7 +93,7 @@ class LibraryRenderer(TokenizedFormat):
         return rendered
 
     def plain(self, messages: Sequence[Message], tools: Sequence[ToolSpec], generation: bool) -> Rendered:
-        """Render a conversation as the format does, without keeping thoughts. Raises as `render` does."""
+        """Render a conversation as the format does, without keeping thoughts. Raises the errors of `render`."""
         self._places.check(tools)
         arranged = self._places.arranged(messages, tools)
         return self._render(self._escaper.messages(arranged), self._escaper.tools(tools), generation)
@@ -106,8 +106,7 @@ class LibraryRenderer(TokenizedFormat):
         tools: Sequence[ToolSpec],
     ) -> tuple[int, ...] | None:
         """Return the next prompt: prompt + completion, the format's end of turn if the completion lacks it, and the new
-        messages. None if the format cannot append them, or if the turn ended inside a thought, which no token can close
-        any more."""
+        messages. None if the format cannot append the messages, or if the end of turn was sampled inside a thought."""
         if not completion:
             return None
         # the library takes any stop id for the end of a turn; a stop id that the format does not write cuts the turn
@@ -174,8 +173,8 @@ class LibraryRenderer(TokenizedFormat):
         return ends[-1] if ends else None
 
     def _unmark_generation_prompts(self, tokens: Sequence[int], sampled: list[bool]) -> None:
-        """Mark prefilled blocks (an empty thought) as not sampled: the library counts them as sampled, but in a live
-        rollout they belong to the prompt."""
+        """Mark prefilled blocks (an empty thought) as not sampled: the library counts these blocks as sampled, but in a
+        live rollout the prompt contains them."""
         prefix = self._generation_prompt
         for start, token in enumerate(tokens):
             if prefix and token == prefix[0] and tuple(tokens[start : start + len(prefix)]) == prefix:
@@ -183,9 +182,9 @@ class LibraryRenderer(TokenizedFormat):
 
 
 def _key(messages: Sequence[Message], tools: Sequence[ToolSpec], generation: bool) -> bytes | None:
-    """Return a cache key that differs for all conversations that may render differently (1, 1.0 and True do). None if
-    the conversation cannot be encoded as a key, because of an integer beyond 64 bits, a lone surrogate, or an argument
-    that is no plain data."""
+    """Return a cache key that is different wherever a rendering may differ, as for 1, 1.0 and True. None if the
+    conversation cannot be encoded as a key, because of an integer beyond 64 bits, a lone surrogate, or an argument that
+    is no plain data."""
     try:
         return msgspec.msgpack.encode((tuple(messages), tuple(tools), generation))
     except (TypeError, ValueError, OverflowError):

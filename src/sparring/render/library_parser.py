@@ -1,7 +1,7 @@
 """Parsing of replies in the formats of the `renderers` library, as a whole and while they are sampled.
 
-The tags of a format (`tags.py`) decide what is a thought, a text and a call, so that both ways agree; arguments between
-tags are read by `calls/between_tags.py`. The library parses JSON calls, and formats that have no entry in
+The tags of a format (`tags.py`) separate thoughts, texts and calls, so that both ways of parsing agree; arguments
+between tags are read by `calls/between_tags.py`. The library parses JSON calls, and formats that have no entry in
 `FORMAT_TAGS`.
 """
 
@@ -86,8 +86,8 @@ class LibraryParser:
         return message_of((*reader.read(completion), *reader.rest()))
 
     def reader(self, tools: Sequence[ToolSpec], prompt: Sequence[int]) -> TaggedReader | HoldingReader:
-        """Return the reader of a reply that is being sampled. It emits nothing before the end if the format has no
-        entry in `FORMAT_TAGS`, the tokenizer is not byte-level, or the reply begins inside a thought that no id
+        """Return the reader of a reply that is being sampled. Nothing is emitted before the end if the format has no
+        entry in `FORMAT_TAGS`, the tokenizer is not byte-level, or the reply begins inside a thought that no single id
         ends."""
         marks, thinking = self._marks, self._marks is not None and self.thinks(prompt)
         if marks is None or not self._tokenizer.decodes_bytes or marks.think is None and thinking:
@@ -95,8 +95,9 @@ class LibraryParser:
         return self._tagged_reader(marks, tools, prompt, thinking=thinking)
 
     def thought_length(self, completion: Sequence[int]) -> int | None:
-        """Count the ids of a reply's thought, its end included; all ids if no end follows. None for a format that has
-        no entry in `FORMAT_TAGS` or whose thoughts are not ended by an id."""
+        """Count the ids of a reply's thought, its closing tag included; all ids if the thought is not closed. None for
+        a tokenizer that is not byte-level, and a format without an entry in `FORMAT_TAGS` or whose closing tag is not a
+        single id."""
         marks = self._marks
         if marks is None or marks.think_end is None or not self._tokenizer.decodes_bytes:
             return None
@@ -104,8 +105,8 @@ class LibraryParser:
         return next(length for length in lengths if length is not None)
 
     def left_open(self, completion: Sequence[int], prompt: Sequence[int]) -> int | None:
-        """Return the id that ends the thought in which a reply was cut; None if the reply did not end in a thought, or
-        no id ends one."""
+        """Return the id of the tag that closes the thought in which a reply was cut; None if the reply did not end in a
+        thought, or the closing tag is not a single id."""
         marks = self._marks
         if marks is None or marks.think is None:
             return None
@@ -162,8 +163,8 @@ class LibraryParser:
     def thinks(self, prompt: Sequence[int]) -> bool:
         """Return whether a reply to this prompt begins inside a thought.
 
-        The library's answer depends only on the ids after the last end of turn, which are the same for nearly all
-        prompts, so it is cached by these ids.
+        The library's answer depends only on the ids after the last end of turn, so the answer is cached by these ids,
+        which are the same for nearly all prompts.
         """
         for at in range(len(prompt) - 1, max(0, len(prompt) - LONGEST_BEGINNING) - 1, -1):
             if prompt[at] in self._own_stops:
@@ -180,8 +181,8 @@ class LibraryParser:
     def _parse_unmarked(
         self, ids: Sequence[int], tools: Sequence[ToolSpec], prompt: Sequence[int], *, thinking: bool
     ) -> Message:
-        """Parse a reply whose thought, if it has one, is not between tags that are single ids: only formats whose calls
-        the library parses have such tokenizers."""
+        """Parse a reply whose thought tags are not single ids. This occurs only in formats whose calls the library
+        parses."""
         marks, tags, text = self._marks, FORMAT_TAGS[self._name], self._tokenizer.decode(ids)
         assert marks is not None
         if tags.think is not None and not self._added.keys() >= set(tags.think):
@@ -207,7 +208,7 @@ class LibraryParser:
         return Message(role="assistant", content="".join((read.content, *written)), reasoning=read.reasoning)
 
     def _without_drafts(self, ids: Sequence[int], calls: bool, prompt: Sequence[int]) -> Sequence[int]:
-        """Replace the tags of calls by ids that spell them: only inside thoughts if `calls`, else everywhere."""
+        """Replace the tags of calls by ids of the same plain text: only in thoughts if `calls`, else everywhere."""
         channel = _CHANNELS.get(self._name)
         if channel is None or not {channel.begin, channel.end, *channel.calls} <= self._added.keys():
             return ids

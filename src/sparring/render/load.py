@@ -27,7 +27,7 @@ _FAMILIES = (
 
 
 _EFFORTS: Mapping[str, tuple[str | float, str | float]] = {"hy3": ("no_think", "high"), "inkling": ("none", 0.9)}
-"""Formats whose thinking switch is an effort: its value without and with thoughts."""
+"""Formats whose thinking switch is an effort, with the value of the effort without and with thoughts."""
 
 
 def load_renderer(
@@ -128,7 +128,7 @@ def _recognise(
 
 
 def _agrees(renderer: LibraryRenderer, template: ChatTemplate, thinking: bool) -> bool:
-    """Return whether the library renders as the checkpoint's template does, which a fine-tune may have changed."""
+    """Return whether the library renders as the checkpoint's template, which a fine-tune may have changed."""
     tool = ToolSpec(name="look", description="Looks.", parameters={"type": "object", "properties": {}})
     call = ToolCall(id="call_0", name="look", arguments={"at": "it"})
     system, user = Message(role="system", content="Be brief."), Message(role="user", content="Who?")

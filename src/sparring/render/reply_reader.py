@@ -1,7 +1,7 @@
-"""Parsing of a reply while it is sampled. A whole reply is parsed in the same way: read at once, and then the rest.
+"""Parsing of a reply while it is sampled. A whole reply is parsed alike: by `read` with all ids, then `rest`.
 
-No later id changes the pieces that were read. Undecided text waits: blanks at the end of a text, the beginning
-of a tag, an incomplete character, a call without its end.
+No later id changes a piece that was returned. Undecided text waits: blanks at the end of a text, the beginning of a
+tag, an incomplete character, a call without its end.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ TextKind = Literal["reasoning", "text"]
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 _FEW = 8
-"""Maximum number of ids that one character takes. A longer run of undecodable ids is decoded again only when its length
-has doubled."""
+"""Maximum number of ids that one character takes. A longer run of undecodable ids is decoded again only when the run
+has doubled in length."""
 
 
 def message_of(pieces: Iterable[ReplyPiece]) -> Message:
@@ -36,7 +36,7 @@ def message_of(pieces: Iterable[ReplyPiece]) -> Message:
 
 
 class HoldingReader:
-    """Reader of a format that can only be parsed at the end: it emits nothing. Implements `ReplyReader`."""
+    """Reader of a format that can only be parsed at the end: `read` returns no pieces. Implements `ReplyReader`."""
 
     def read(self, tokens: Sequence[int]) -> Sequence[ReplyPiece]:
         return ()
@@ -64,7 +64,7 @@ class Decoding:
 
     @property
     def waits(self) -> bool:
-        """Return True while ids of an incomplete character wait."""
+        """Return whether ids of an incomplete character wait."""
         return bool(self._waiting)
 
     def rest(self) -> str:
@@ -74,7 +74,7 @@ class Decoding:
 
 
 class StrippedText:
-    """Text of one kind (reasoning or text) as it comes, stripped at both ends.
+    """Text of one kind (reasoning or text) that arrives in pieces and is stripped at both ends.
 
     Args:
         blanks: characters to strip; None for all whitespace.
@@ -119,17 +119,17 @@ class ReadCall(Protocol):
 class TaggedReader:
     """Reader of a format whose tags are single ids. Implements `ReplyReader`.
 
-    Only its own tag ends a thought: a call drafted inside belongs to the thought, and a thought that is never ended
-    takes the rest of the reply. If the prompt began the thought, the reply begins with a call and no tag ends the
-    thought, then the thought is empty. The `renderers` library differs: for several formats, it takes the beginning of
-    a call for the end of an open thought, as other servers do. For GLM and DeepSeek-V4 it does so even if the thought's
-    own end follows; PrimeIntellect-ai/renderers pull 80 fixed this for other formats.
+    Only the closing tag ends a thought: a call drafted inside belongs to the thought, and a thought that is never
+    closed takes the rest of the reply. There is one exception: if the prompt began the thought, the reply begins with a
+    call, and no closing tag follows, the thought is empty. The `renderers` library differs: for several formats, the
+    beginning of a call ends an open thought there, as in other servers. For GLM and DeepSeek-V4 this holds even if the
+    closing tag follows; PrimeIntellect-ai/renderers pull 80 fixed this for other formats.
 
     Args:
         thinking: whether the prompt ended inside a thought.
         calls: whether there are tools to call; otherwise the tags of calls are text.
-        parse_rest: parses the ids after a reply's thought, given whether there was one, where the tags do not decide;
-            None for a format whose tags decide everything. It may raise PolicyFailure.
+        parse_rest: function that parses the ids after a reply's thought where tags alone do not suffice; its second
+            argument is whether there was a thought. It may raise PolicyFailure. None for a format whose tags suffice.
     """
 
     def __init__(
@@ -154,15 +154,15 @@ class TaggedReader:
         self._may_call = thinking  # whether a call may still end a thought that the prompt began
         self._length = 0
         self._thought_length: int | None = None
-        self._ids: list[int] = []  # since the end of the thought
-        self._plain: list[int] = []  # the last of them, not yet decoded
-        self._drafted: list[int] = []  # those after the beginning of what is a call unless the thought is ended
+        self._ids: list[int] = []  # ids since the end of the thought
+        self._plain: list[int] = []  # last ids of a thought or a text, not yet decoded
+        self._drafted: list[int] = []  # ids of what is a call, or a draft if the thought is closed later
         self._call: list[int] = []
         self._closes = True  # whether a closing tag would end the open call
         self._num_calls = 0
         self._pieces: list[ReplyPiece] = []
         self._late: list[ReplyPiece] = []  # calls that wait for the end of the text around them
-        self._num_chars = 0  # of the text that was shown
+        self._num_chars = 0  # number of characters of shown text
         self._shown = ShownReply()
         self._begin_text()
 
@@ -241,7 +241,7 @@ class TaggedReader:
                 self._plain.append(token)
 
     def _take_in_thought(self, token: int) -> bool:
-        """Process a tag inside a thought. Return False if it is text there, such as the tags of a drafted call."""
+        """Process a tag inside a thought. Return False for a tag that counts as text, such as a drafted call's."""
         marks = self._marks
         if token == marks.think_end:
             self._end_thought()
@@ -268,7 +268,7 @@ class TaggedReader:
         return self._may_call and not self._texts["reasoning"].has_text and not self._decoding.waits
 
     def _take_undecided(self, token: int) -> None:
-        """Process an id after what begins like a call in a thought: it was a draft if the thought is ended."""
+        """Process an id after the beginning of a call in a thought, a draft if the thought is closed later."""
         if token == self._marks.think_end:
             self._plain = [drafted for drafted in self._drafted if drafted != self._marks.think]
             self._end_thought()
@@ -276,7 +276,7 @@ class TaggedReader:
             self._drafted.append(token)
 
     def _read_as_call(self) -> None:
-        """Read the reply again, as one without a thought that begins with a call."""
+        """Read the reply again, as a reply that begins with a call and has no thought."""
         ids, self._ids = self._ids, []
         self._state, self._thought_length = "start", 0
         self._begin_text()
@@ -285,7 +285,7 @@ class TaggedReader:
         self._decode_plain()
 
     def _take_in_text(self, token: int) -> bool:
-        """Process a tag outside thoughts and calls. Return False if it is text there."""
+        """Process a tag outside thoughts and calls. Return False if the tag counts as text."""
         marks = self._marks
         if token == marks.think_end:
             return marks.tags.thinks_again
@@ -339,7 +339,7 @@ class TaggedReader:
             self._show(*pieces)
 
     def _parse_held(self) -> None:
-        """Parse the reply after its thought, and add what is not shown yet. If that fails, it is a malformed call."""
+        """Show the rest of the reply after its thought, parsed; if parsing fails, show the rest as a malformed call."""
         assert self._parse_rest is not None
         try:
             self._show(*self._shown.rest(self._parse_rest(self._ids, self._thought_length is not None)))
@@ -350,7 +350,7 @@ class TaggedReader:
             self._show(ReplyPiece(kind="call", call=call))
 
     def _end_text(self, kind: TextKind) -> None:
-        """Show the end of a thought or a text, which waited."""
+        """Show the waiting end of a thought or a text."""
         self._decode_plain()
         self._add_text(kind, self._decoding.rest())
         if self._state not in ("held", "undecided"):
@@ -373,7 +373,7 @@ class TaggedReader:
             self._add_text("text", "")
 
     def _add_text(self, kind: TextKind, text: str) -> None:
-        """Show text, except for an end that may spell a tag."""
+        """Show text, except for an end that may be the beginning of a tag."""
         if self._state == "start":
             text, self._beginning = self._beginning + text, ""
             self._state = "text" if text.strip() else "start"

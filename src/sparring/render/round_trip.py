@@ -1,5 +1,4 @@
-"""Round trips through a renderer before a run starts: template, tool calls and bridges are proved for this
-checkpoint."""
+"""Round trips through a renderer before a run starts: they prove this checkpoint's template, tool calls and bridges."""
 
 from __future__ import annotations
 
@@ -64,7 +63,7 @@ def check_tool_calls(renderer: Renderer, tools: Sequence[ToolSpec]) -> str:
         The fact that was proved, in one sentence.
 
     Raises:
-        BadInput: a prompt does not name a tool, or a call is not parsed as it was written.
+        BadInput: a prompt does not name a tool, or a parsed call differs from the written call.
     """
     _texts(renderer, tools)
     return _tool_calls(renderer, tools)

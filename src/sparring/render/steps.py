@@ -33,7 +33,7 @@ def step_ends(renderer: Renderer, tokens: Sequence[int], start: int, texts: Sequ
     belongs to the first.
 
     Args:
-        texts: the reply up to the end of each step, so that each text begins with the one before it.
+        texts: the reply up to the end of each step, so that each text begins with the previous text.
 
     Raises:
         BadInput: the tokens spell another text.

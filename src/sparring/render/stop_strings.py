@@ -1,4 +1,4 @@
-"""Stop strings: strings that end a turn. The renderer finds them, because an engine sees token ids only."""
+"""Stop strings: strings that end a turn. The renderer finds stop strings, because an engine sees token ids only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tags between the parts of a reply, for those formats of the `renderers` library that can be parsed while they are
+"""Tags between the parts of a reply, for formats of the `renderers` library whose replies can be parsed while
 sampled."""
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ class Tags:
 
     Attributes:
         think: tags around a thought; None for a format without thoughts.
-        thinks_again: whether an end of a thought without a beginning is left out of the text. The library parses
-            thoughts after the text in these formats; here they are text, as in all other formats.
+        thinks_again: whether a lone closing tag of a thought is left out of the text. In these formats the library also
+            parses thoughts after the text; here such thoughts are text, as in all other formats.
         call: tags around a call; None if calls are recognised only at the end of the reply.
         section: tags around all calls; None for a format without such a section.
-        opens: tags that end a text; empty for the beginning of the section, or else of a call.
+        opens: tags that end a text; if empty, the opening tag of the section, or else of a call.
         middle: tag inside a call that must come before its end; None for a format without one.
         goes_on: whether text may follow a call, so that calls are recognised only at the end of the reply.
         blanks: characters stripped from both ends of a text; None for all whitespace.
         spelled: tags that the model may write as text, not as one id; the first begins a call.
         undecided: beginnings of replies that can only be parsed at the end.
-        heads: tags of a turn's head; after the first id of a reply, such a tag ends the reply.
+        heads: tags at the beginning of a turn; after the first id of a reply, such a tag ends the reply.
     """
 
     think: tuple[str, str] | None = (THINK, THINK_END)
@@ -82,16 +82,16 @@ class Marks:
     """Ids of a format's tags in one tokenizer; None for a tag that the format lacks or that is no single id.
 
     Attributes:
-        think: begins a thought.
-        think_end: ends a thought.
+        think: opening tag of a thought.
+        think_end: closing tag of a thought.
         opens: ids that end a text.
         head: ids to put before a call that is parsed alone.
-        call: begins a call.
-        middle: stands inside a call, before its end.
-        call_end: ends a call.
-        section_end: ends all calls.
+        call: opening tag of a call.
+        middle: tag inside a call, before its end.
+        call_end: closing tag of a call.
+        section_end: closing tag of the section of all calls.
         ends: ids that end the reply, heads included.
-        heads: ids of a turn's head.
+        heads: ids of `Tags.heads`.
         control: all added tokens.
         undecided: beginnings of replies that can only be parsed at the end.
     """
@@ -128,7 +128,7 @@ def around_call(name: str) -> tuple[str, str]:
 
 
 def marks_of(name: str, added: Mapping[str, int], stop: Sequence[int]) -> Marks | None:
-    """Return the marks of a format; None if it has no entry in `FORMAT_TAGS`, or a tag of its calls is no single id."""
+    """Return the marks of a format; None without an entry in `FORMAT_TAGS`, or a single id for each tag of calls."""
     tags = FORMAT_TAGS.get(name)
     if tags is None:
         return None

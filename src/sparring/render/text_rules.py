@@ -14,7 +14,7 @@ from sparring.render.tokenizer import FileTokenizer
 
 
 class TextRules:
-    """Binding of requests to one tokenizer.
+    """Translator of the text rules of requests, for one tokenizer.
 
     Args:
         renderer: renderer that writes the calls of tools; without one, a constraint to calls is refused.
@@ -26,8 +26,8 @@ class TextRules:
         self._renderer = renderer
 
     def bind(self, request: GenerateRequest) -> GenerateRequest:
-        """Return the request with `ends` made from its stop strings, and `allowed` made from its constraint; also,
-        unless the request has it, `grammar` for a constraint to tool calls and `preface` for any other."""
+        """Return the request with `ends` made from its stop strings, and `allowed` made from its constraint. If
+        missing, `grammar` is added for a constraint to tool calls, and `preface` for any other constraint."""
         strings, constraint = request.sampling.stop_strings, request.sampling.constraint
         if strings:
             request = replace(request, ends=StopStrings(self._tokenizer, strings))
@@ -47,7 +47,7 @@ class TextRules:
 
 
 class TokenizedFormat:
-    """Base of the renderers. Implements `Renderer` where its tokenizer alone decides.
+    """Base of the renderers. Implements `Renderer` except for the methods that depend on the format.
 
     Attributes:
         stop_ids: ids that end a turn; the first is the one that the format writes.

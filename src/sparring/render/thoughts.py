@@ -1,4 +1,4 @@
-"""Whole renders that keep the thoughts of earlier replies, for formats that drop them before a user's message."""
+"""Whole renders that keep the thoughts of earlier replies, for formats that drop thoughts before a user's message."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _THOUGHT = "sparring thinks 7f3a"
 
 
 class Format(Renderer, Protocol):
-    """Renderer that can also render a conversation as its format alone says."""
+    """Renderer that can also render a conversation without keeping thoughts."""
 
     def plain(self, messages: Sequence[Message], tools: Sequence[ToolSpec], generation: bool) -> Rendered:
-        """Render a conversation as the format does, without keeping thoughts. Raises as `render` does."""
+        """Render a conversation as the format does, without keeping thoughts. Raises the errors of `render`."""
 
 
 def drops_thoughts(format: Format) -> bool:
@@ -46,8 +46,8 @@ def followers(reply: Message) -> list[Message]:
 
 
 def last_stop(tokens: Sequence[int], stop_ids: Sequence[int]) -> tuple[int, ...]:
-    """Return the last of the ids that ends a turn, as a tuple; empty if no id ends one. For formats such as GLM's, in
-    which the head of the next message ends a reply.
+    """Return the last id in `tokens` that ends a turn, as a tuple; empty if no id ends a turn. For formats such as
+    GLM's, in which the head of the next message ends a reply.
 
     Args:
         tokens: ids of the reply and of the messages after it.
@@ -69,7 +69,7 @@ def with_thoughts(
 
     Returns:
         The ids; None if the format does not write one of the replies after its generation prompt, or cannot bridge the
-            messages after one.
+            messages after a reply.
     """
     replies = [at for at, message in enumerate(messages) if message.role == "assistant"]
     if not replies or replies[0] == 0:

@@ -43,12 +43,12 @@ class FileTokenizer:
 
     @property
     def eos_token_id(self) -> int | None:
-        """Return the id of the checkpoint's end token; None if it names none."""
+        """Return the id of the checkpoint's end token; None if the checkpoint names no end token."""
         return self._named_id("eos_token")
 
     @property
     def unk_token_id(self) -> int | None:
-        """Return the id of unknown text; None for byte-level vocabularies."""
+        """Return the id of the token for unknown text; None if the checkpoint names no such token."""
         return self._named_id("unk_token")
 
     @property
@@ -63,12 +63,12 @@ class FileTokenizer:
 
     @property
     def added_tokens(self) -> dict[str, int]:
-        """Return the added tokens as text -> id. No text is ever split inside one."""
+        """Return the added tokens as text -> id. No text is ever split inside an added token."""
         return {token.content: id for id, token in self._backend.get_added_tokens_decoder().items()}
 
     @functools.cached_property
     def control(self) -> ControlTokens:
-        """Return the added tokens in a form that tells them from text that looks like them."""
+        """Return the tokenizer's `ControlTokens`, which tell added tokens from text that looks like them."""
         return ControlTokens(self._backend)
 
     @functools.cached_property
@@ -80,7 +80,7 @@ class FileTokenizer:
 
     @functools.cached_property
     def _bytes(self) -> dict[int, bytes]:
-        """Bytes of each id of a byte-level tokenizer. A token with a letter that stands for no byte is plain text."""
+        """Bytes of each id of a byte-level tokenizer. A token with a letter outside `byte_letters` is plain text."""
         letters = byte_letters()
         return {
             id: bytes(map(letters.__getitem__, token)) if letters.keys() >= set(token) else token.encode()
@@ -108,7 +108,7 @@ class FileTokenizer:
         return self._bytes.get(token, b"") if self.decodes_bytes else self.decode(token).encode()
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
-        """Return the id of a token, or a list of ids for several; `unk_token_id` for a token outside the vocabulary."""
+        """Return the id of a token, or the ids of several tokens; `unk_token_id` for a token outside the vocabulary."""
         if isinstance(tokens, str):
             id = self._backend.token_to_id(tokens)
             return self.unk_token_id if id is None else id
@@ -175,7 +175,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def _text(token: Any) -> str | None:
-    """Return the text of a special token, which is written as its text or as an object with `content`."""
+    """Return the text of a special token, which is given as a text or as an object with `content`."""
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else None
 

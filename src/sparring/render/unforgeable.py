@@ -25,13 +25,13 @@ def unforgeable(renderer: Renderer, tools: Sequence[ToolSpec] = (), control_toke
 
     Args:
         tools: tools that the run offers; without any, quotes of tools are not tried.
-        control_tokens: roles that may write control tokens before the first reply; these places are not tried.
+        control_tokens: roles that may write control tokens before the first reply; their messages are not tried.
 
     Returns:
         The fact that was proved, in one sentence.
 
     Raises:
-        BadInput: a quoted text became a control token; the message names the place and the token.
+        BadInput: a quoted text became a control token; the error names the place of the text and the token.
     """
     text = " ".join(("x", *renderer.control_ids, "x"))
     messages = _conversation(renderer, tools)

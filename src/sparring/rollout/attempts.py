@@ -1,4 +1,4 @@
-"""Attempts at one rollout: the tokens that each attempt owns, and the journal that the next one plays."""
+"""Attempts at one rollout: the tokens that each attempt owns, and the journal that the next attempt replays."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Attempt:
         broken: place of the world's call that failed; None if no call failed.
         unjudged: whether only the judge failed, so that the conversation is complete.
         broken_call: kind of the call that broke. If no box could be opened, it is the call that opens the environment.
-        is_fork: whether its box was a fork of what the attempt before had prepared.
-        prepared: state in which its world had prepared its box; None if it prepared none.
+        is_fork: whether the attempt's box was forked from a snapshot of the box that the attempt before had prepared.
+        prepared: snapshot of the box as the attempt's world had prepared it; None without one.
     """
 
     rollout: Rollout
@@ -50,7 +50,7 @@ class Attempt:
 
 class Attempts:
     """Account of the attempts at one rollout. Every sampled token has one owner. An attempt that is rebuilt passes its
-    tokens on to the next attempt and keeps only its failure. An attempt after which the rollout starts over keeps both.
+    tokens on to the next attempt and keeps only its failure. An attempt before a fresh start keeps both.
 
     Args:
         rollout_id: id of the first attempt, which rebuilt attempts share. If the rollout starts over, attempt n has the
@@ -63,8 +63,8 @@ class Attempts:
         idle: number of attempts since the last attempt that got further than those before it.
         failures: number of attempts that broke in this process.
         refused: reason why the rollout cannot be rebuilt, or empty.
-        prepared: state that the next attempt's box is a fork of; None: its world prepares it. Only the first retry at a
-            place gets one, and only of a box that its own world had prepared.
+        prepared: snapshot that the next attempt's box is forked from; None: the world prepares the box. Only the first
+            retry of a failed call gets a snapshot, and only of a box that was prepared by its own world.
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class Attempts:
 
     def add_failure(self, attempt: Attempt, *, excused: bool = False) -> bool:
         """Count an attempt that the infrastructure broke, and prepare the next one. An `excused` attempt costs no
-        retry, nor does one in a fork of an earlier attempt's box: what broke it may be in what the two share. Return
-        whether there may be another one."""
+        retry, nor does an attempt in a forked box, which may have broken by what both boxes share. Return whether
+        another attempt may follow."""
         self.number += 1
         stale = self._resumed and isinstance(attempt.error, NotRebuildable)
         if isinstance(attempt.error, NotRebuildable):

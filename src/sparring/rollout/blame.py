@@ -42,8 +42,8 @@ class Successes:
 
 
 class WorldCalls:
-    """Counts of one rollout's calls of its worlds, over all its attempts. They are compared with the calls of the
-    environment's other rollouts.
+    """Counts of one rollout's calls of its worlds, over all its attempts. Each failure is compared with the calls of
+    the environment's other rollouts.
 
     Args:
         successes: counts of the environment, shared by all its rollouts.

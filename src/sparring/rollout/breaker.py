@@ -45,10 +45,10 @@ class Trial:
 class Breaker:
     """State of one environment's infrastructure: closed in normal operation, open during an outage.
 
-    It opens when the consecutive failed attempts are at least `FEWEST_FAILURES`, outnumber the attempts that are still
-    running, and belong to more than one task. Intermittent failures, or one poisonous task, do not open it. While it is
-    open, one attempt at a time is the probe and the others wait. It closes when the environment answers a call of the
-    probe that is of the kind that failed last. If no call had failed, it closes when the probe succeeds.
+    The breaker opens when the consecutive failed attempts are at least `FEWEST_FAILURES`, outnumber the attempts that
+    are still running, and belong to more than one task. Intermittent failures, or one poisonous task, do not open it.
+    While it is open, one attempt at a time is the probe and the others wait. It closes when the environment answers a
+    call of the probe of the same kind as the last failed call; if no call had failed, when the probe succeeds.
 
     Args:
         outage_s: seconds after which a failed probe ends the run.
@@ -92,8 +92,8 @@ class Breaker:
         self._end_probe(trial)
 
     def answered(self, trial: Trial, call: Call) -> None:
-        """Count a call that the environment answered to a probe. If it is of the kind that failed last, the outage
-        ends, and the attempt is a probe no longer."""
+        """Count an answered call of a probe. If it is of the same kind as the last failed call, the outage ends, and
+        the attempt is a probe no longer."""
         if call == self._broken:
             self._end_probe(trial)
             trial.is_probe = False

@@ -110,7 +110,7 @@ class RolloutLimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
             raise ValueError("timeout_s must be more than 0")
 
     def apply(self, task: Limits) -> Limits:
-        """Return the task's limits, replaced by those that are set here."""
+        """Return the task's limits, with the limits that are set here in their place."""
         return Limits(
             max_turns=task.max_turns if self.max_turns is None else self.max_turns,
             max_tokens=task.max_tokens if self.max_tokens is None else self.max_tokens,
@@ -151,7 +151,7 @@ class TimeoutsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class RetriesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Repetition of what the infrastructure broke."""
+    """Retries of rollouts and groups that the infrastructure broke."""
 
     rebuilds: int = 3
     """Maximum number of consecutive rebuilds of a rollout that the infrastructure broke. A rebuild that gets further
@@ -194,7 +194,7 @@ class RewardsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Addresses for programs outside the run, and workers among them."""
+    """Addresses and lease time for programs outside the run, including workers."""
 
     url: str = ""
     """Address of `sparring gateway`, such as `http://10.0.0.5:9000`, that programs use instead of the run's own server
@@ -230,13 +230,12 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     (docs/path/workers.md)."""
 
     programs: str = ".harnesses"
-    """Folder that is searched for agent programs before PATH: `node_modules` of npm and `venv`, a virtual
-    environment."""
+    """Folder whose npm `node_modules` and virtual environment `venv` are searched for agent programs before PATH."""
 
     models: dict[str, Literal["policy", "auxiliary"]] = {}
-    """Other names by which an agent requests models, each with the model that answers, such as `"gpt-4o" = "policy"` or
-    `"*-mini" = "auxiliary"`. Replies of the auxiliary model are recorded and not trained. `*` matches any characters.
-    These names take precedence over a preset's."""
+    """Other names under which an agent requests models, each with the model that answers, such as `"gpt-4o" = "policy"`
+    or `"*-mini" = "auxiliary"`. Replies of the auxiliary model are recorded and not trained. `*` matches any
+    characters. These names take precedence over a preset's."""
 
     calls_from_code: bool = False
     """Whether to run tool calls that the policy did not write in a reply. An agent program or a worker makes such calls
@@ -260,20 +259,20 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Sampling of each turn."""
 
     limits: RolloutLimitsConfig = RolloutLimitsConfig()
-    """Limits that replace those of the tasks."""
+    """Limits of a rollout that replace the limits of its task."""
 
     timeouts: TimeoutsConfig = TimeoutsConfig()
     """Time limits of the infrastructure around a rollout. They do not count the policy's own time: when one is hit, it
     is a failure of the infrastructure, which is retried."""
 
     retries: RetriesConfig = RetriesConfig()
-    """Repetition of what the infrastructure broke."""
+    """Retries of rollouts and groups that the infrastructure broke."""
 
     rewards: RewardsConfig = RewardsConfig()
     """Rewards from outside, and the reward of a failure of the policy."""
 
     gateway: GatewayConfig = GatewayConfig()
-    """Addresses for programs outside the run, and workers among them."""
+    """Addresses and lease time for programs outside the run, including workers."""
 
     def __post_init__(self) -> None:
         if self.group_size < 1 or self.max_concurrent_rollouts < 1:

@@ -108,14 +108,14 @@ class RunningEpisode:
         return next((s.limit for s in self._sessions.values() if s.limit is not None), None)
 
     def silent(self, harness: Harness, speaks: Callable[[str], bool]) -> Outcome | None:
-        """Return the outcome of an attempt in which the policy has no turn; None if it has one. See
+        """Return the outcome of an attempt in which the policy has no turn; None if it has a turn. See
         `outcomes.of_silence`. `speaks`: returns whether the policy speaks for a role."""
         own = [session for role, session in self._sessions.items() if speaks(role)]
         return of_silence(own, f"harness {getattr(harness, 'name', type(harness).__name__)}", self.ended_by)
 
     def trajectories(self, outcome: Outcome, timing: Timing) -> tuple[Trajectory, ...]:
         """Return one trajectory for each role with a request, in the world's order of roles. Without any request,
-        return an empty one of the first role. Each session adds its `generate_s` to `timing`.
+        return an empty trajectory of the first role. Each session adds its `generate_s` to `timing`.
 
         A role whose last request hit a limit ends at this limit. The other roles end as answered if that limit is the
         outcome of the attempt; otherwise they end with the outcome.

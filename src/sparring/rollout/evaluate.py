@@ -164,16 +164,16 @@ async def evaluate(
     store: EvalStore | None = None,
     done: Callable[[int, Finding], None] = lambda number, finding: None,
 ) -> dict[int, Finding]:
-    """Run those rollouts of a plan that the store does not have. Each rollout is recorded as a group of one when it
+    """Run the rollouts of a plan that are not in the store. Each rollout is recorded as a group of one when it
     finishes.
 
     Args:
         share: limit on concurrent rollouts alongside training; None if there is no training.
         store: store of the groups; None records nothing.
-        done: called after each rollout with the number of recorded rollouts.
+        done: called after each rollout with the number of findings so far and the rollout's finding.
 
     Returns:
-        The findings by number, earlier ones included.
+        The findings by number of the rollout, recorded ones included.
 
     Raises:
         BadInput: the recorded rollouts are of other tasks.

@@ -71,7 +71,7 @@ class Evaluator:
             await asyncio.gather(self._under_way, return_exceptions=True)
 
     def after(self, step: int) -> None:
-        """Start the evaluation of a step whose weights the engine serves, if one is due. Does not wait for it.
+        """Start the evaluation of a step whose weights the engine serves, if it is due. Does not wait for its end.
 
         Raises:
             Exception: error that ended the previous evaluation, unless it was a failure of the infrastructure.

@@ -86,8 +86,8 @@ class GroupLog:
         return None if data is None else msgspec.convert(data, Admission)
 
     def check(self, index: int, admission: Admission, task: Task | None) -> Task:
-        """Return the task of group `index` if it equals the recorded one. Raises BadInput if the source gave another
-        task, so its data has changed."""
+        """Return the task of group `index` if it equals the recorded task. Raises BadInput if the source gave another
+        task, because its data has changed."""
         if task is not None and digest(task) == admission.digest:
             return task
         given = "the end of the tasks" if task is None else f"task {task.id}"

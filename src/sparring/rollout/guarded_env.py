@@ -1,4 +1,4 @@
-"""Guard around the environment of one attempt: its phases, what its errors mean, and whose doing they are."""
+"""Guard around the environment of one attempt: time limits of its phases, and who caused its errors."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from sparring.types import (
 )
 
 OF_WORLDS = (InfraError, PolicyFailure, BadInput, StoreError)
-"""Errors of ours that an environment may raise: failures of the infrastructure and of the policy, a refusal that no
-retry can help, and errors of the run's own store. Any other error of ours is about the run, which no environment knows,
-so it becomes an `EnvError`."""
+"""Errors of Sparring that an environment may raise: failures of the infrastructure and of the policy, a refusal that no
+retry can help, and errors of the run's store. Other errors of Sparring become an `EnvError`, because they are about the
+run, which an environment does not know."""
 
 
 class GuardedEnv:
@@ -100,7 +100,7 @@ class GuardedEnv:
         return self._made
 
     def _make_env(self) -> None:
-        """Make the environment. If its maker is cancelled meanwhile, the environment is closed with the others."""
+        """Make the environment. `close` closes it even if the task that makes it is cancelled meanwhile."""
         made = self._make()
         self._roles = roles_of(made)
         self._made = made
@@ -140,7 +140,7 @@ class GuardedEnv:
             return self._env.tools
 
     async def make(self) -> None:
-        """Make the environment unless it is made. Raises EnvError for any exception of its code."""
+        """Make the environment unless it exists. Raises EnvError for any exception of its code."""
         if self._at_once:
             _ = self._env
         if self._made is None:

@@ -162,7 +162,7 @@ class Journals:
 
     def unfinished(self, rollout: str) -> list[tuple[Journal, str]]:
         """Return the journals of a rollout that an earlier process began, each with the reason why its attempt ended.
-        The last one is to be resumed. The list is empty for a new rollout."""
+        The last journal is to be resumed. The list is empty for a new rollout."""
         if self._store is None or self._begins and rollout not in self._expected:
             return []
         self._expected.discard(rollout)
@@ -195,10 +195,10 @@ class Playback:
     """Playback of a journal in one attempt: recorded events come first, and later events are appended. Implements
     `record.journal.SessionJournal`.
 
-    A request matches a recorded one if the ids of its prompt and its sampling settings are the same; the seed
-    distinguishes requests with the same prompt. Each role gets its replies in their recorded order, even with several
-    requests at once, so the new record equals the old one. A request that is not recorded goes to the engine, after all
-    recorded replies were given.
+    A request matches a recorded request with the same prompt ids and the same seed. If other sampling settings differ,
+    apart from limits on tokens, the rollout differs from its journal. Each role gets its replies in their recorded
+    order, even with several requests at once, so the new record equals the old one. A request that is not recorded goes
+    to the engine, after all recorded replies were given.
 
     Args:
         journal: journal of the attempt; None is an empty one.
@@ -280,7 +280,7 @@ class Playback:
             The seconds that the recorded answer took; `took_s` if it is not recorded.
 
         Raises:
-            NotRebuildable: the answer is not the recorded one.
+            NotRebuildable: the answer differs from the recorded answer.
         """
         number, recorded = self.answers[role], self._answers.get(role, {})
         answer = Answered(role=role, number=number, digest=observation_digest(observation), took_s=took_s)

@@ -55,8 +55,8 @@ class Places:
 
     Args:
         most: upper bound and initial limit, at least 1.
-        metrics: returns the engine's metrics. The limit stays at `most` if they lack `kv_lost_tokens`, the number of
-            recomputed tokens.
+        metrics: returns the engine's metrics. The limit stays at `most` if the metrics lack `kv_lost_tokens`, the
+            number of recomputed tokens.
     """
 
     def __init__(self, most: int, metrics: Callable[[], Mapping[str, float]] = dict) -> None:
@@ -115,7 +115,7 @@ class EvalShare:
         admission: returns the index of the group that training admits next.
 
     Attributes:
-        admission: returns the number of the group that training admits next.
+        admission: returns the index of the group that training admits next, as given.
     """
 
     def __init__(self, places: Places, share: float, most: int, admission: Callable[[], int]) -> None:

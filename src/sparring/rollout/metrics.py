@@ -155,7 +155,7 @@ def _is_unread(reply: Segment) -> bool:
 
 
 class HarnessEnds:
-    """Counter of failures of harnesses and agent programs; the first of each kind is reported.
+    """Counter of failures of harnesses and programs, and of calls that did not run; the first of each kind is reported.
 
     Args:
         report: called with a sentence for the user.
@@ -182,8 +182,8 @@ class HarnessEnds:
 
 
 def _failure_in(data: Mapping[str, Any]) -> str:
-    """Return the failure in an event of a harness that raised, or of a program with an exit status other than 0; "" if
-    there is no failure."""
+    """Return the failure in an event: the error that a harness raised, or a program's exit status and last line of
+    output."""
     if "error" in data:
         return f"a limit ended it, and behind that its harness raised: {data['error']}"
     last = (data["stderr"].strip() or data["stdout"].strip()).splitlines()

@@ -20,8 +20,8 @@ UNSCORED = Outcome(
 
 
 def of_silence(sessions: Sequence[Session], harness: str, ended_by: PolicyFailure | None) -> Outcome | None:
-    """Return the outcome of an attempt in which the policy has no turn, so that there is nothing to score; None if it
-    has one. Such an attempt ended at a limit, such as a first prompt that is too long.
+    """Return the outcome of an attempt in which the policy has no turn, so that there is nothing to score; None if the
+    policy has a turn. Such an attempt ended at a limit, such as a first prompt that is too long.
 
     Args:
         sessions: sessions of the roles that the policy speaks for.

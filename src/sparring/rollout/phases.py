@@ -72,7 +72,7 @@ QUEUES: tuple[Phase, ...] = ("box queue", "worker queue")
 """Phases without a limit."""
 
 EventRecorder = Callable[[str, str, Mapping[str, Any]], None]
-"""Callback that records an event of a rollout: its kind (`limit`, `abandoned`), the rollout's id, and its data."""
+"""Callback that records an event of a rollout: its kind (such as `limit`), the rollout's id, and its data."""
 
 
 def ignore_event(kind: str, rollout_id: str, data: Mapping[str, Any]) -> None:
@@ -85,7 +85,7 @@ class Wait:
     Attributes:
         rollout_id: id of the attempt.
         detail: called tools, or the part that is closed.
-        since: time at which it began, in seconds of the event loop's clock.
+        since: start of the phase, in seconds of the event loop's clock.
     """
 
     __slots__ = (
@@ -314,7 +314,7 @@ class TurnLimit(SessionLayer):
         return next((failure for _, failure in self._failed), None)
 
     def _settle(self, messages: Sequence[Message]) -> None:
-        """Forget the errors of a request that has now been answered."""
+        """Forget the earlier errors of a request that was sent again."""
         if self._failed:
             self._failed = [(failed, failure) for failed, failure in self._failed if list(failed) != list(messages)]
 

@@ -72,9 +72,9 @@ class Player:
         boxes: pool of boxes, for tasks with a `box`.
         recorder: opener of sessions, which are answered by the journal, then by an engine.
         config: limits and retries.
-        executors: makes the executor of an environment, with `shared` from the factory. With `InlineExecutor`, an
-            environment that blocks also blocks the event loop.
-        box_starts: places for boxes that start; an attempt without one is in the phase `box queue`. None: no limit.
+        executors: makes the executor of an environment; `shared` is the factory's `shared_thread`. With
+            `InlineExecutor`, an environment that blocks also blocks the event loop.
+        box_starts: limit on boxes that start at once; a waiting attempt is in the phase `box queue`. None: no limit.
         log: journals of the attempts. With a store, rollouts that an earlier process began are resumed.
         close_failures: latest errors of closing environments and boxes; they change no outcome.
         abandoned: number of environments whose code continued after it was cancelled.
@@ -121,7 +121,7 @@ class Player:
 
         Args:
             journal: journal of the attempt; new events are appended.
-            prepared: state that its box is a fork of; None: its world prepares the box.
+            prepared: snapshot that the attempt's box is forked from; None: its world prepares the box.
         """
         preparation = Preparation(prepared)
         episode = self._episode(request, journal, calls, preparation)
@@ -230,7 +230,7 @@ class Player:
 
         Raises:
             SandboxError: no box could be opened in time.
-            TaskError: no pool has such boxes.
+            TaskError: no pool has boxes for the task.
         """
         spec = self._box_of(episode)
         if spec is None:

@@ -48,13 +48,13 @@ class RecordedTurn:
 
     @property
     def recorded(self) -> Recorded:
-        """Versions of the weights that sampled the tokens."""
+        """Versions of the weights that sampled the tokens and computed their keys and values."""
         assert self.segment.versions is not None
         return Recorded(versions=self.segment.versions, kv_versions=self.segment.kv_versions or self.segment.versions)
 
     @property
     def versions(self) -> set[int]:
-        """Set of the versions."""
+        """Versions of the weights that sampled the tokens, as a set."""
         return set(self.recorded.versions.values)
 
     def under(self, version: int) -> RecordedTurn:
@@ -178,7 +178,7 @@ class Resampling:
             self._by_version[turn.recorded.versions.values[0]].append((self._added, turn))
 
     async def under(self, version: int) -> None:
-        """Sample all turns of `version`, which the engine serves now."""
+        """Sample all tokens of `version`, which the engine serves now."""
         turns = self._by_version.pop(version, [])
         alone = iter([(order, turn) for order, turn in turns if len(turn.versions) == 1])
 

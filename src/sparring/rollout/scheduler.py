@@ -38,9 +38,9 @@ class Scheduler:
         engine_version: returns the version that the engine serves.
         scorers: scorers of whole groups, in order.
         log: log of admissions, outcomes and groups. A resume yields the recorded groups and finishes the unfinished
-            ones. The log's stage begins every id.
-        baseline: whether each task gets one more rollout, with the purpose "baseline". Its score goes to
-            `Group.baselines`; without a score the rollout goes to `Group.failed`.
+            ones. Every id begins with the log's stage.
+        baseline: runner of one more rollout of each task, with the purpose "baseline"; None: no baseline rollout. The
+            score goes to `Group.baselines`; without a score the rollout goes to `Group.failed`.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class Scheduler:
         self._pending.put_nowait(None)
 
     def _end(self, index: int) -> None:
-        """Record that the source ended before group `index`. The last step has only the groups that are left."""
+        """Record and report that the source ended before group `index`; the last step may have fewer groups."""
         self._end_index = index
         steps, groups = divmod(index, self._window.groups_per_step)
         smaller = f", the last of them of {groups} of {self._window.groups_per_step}" if groups else ""

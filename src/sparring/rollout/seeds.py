@@ -25,7 +25,6 @@ def rollout_seed(run_seed: int, purpose: Purpose, task: Task, index: int, group:
 
 
 def digest(task: Task) -> str:
-    """Return a digest of a task's question and of the data that scores its answer. It is equal for equal tasks in every
-    process."""
+    """Return a digest of a task's id, seed, messages and data. It is equal for equal tasks in every process."""
     content = (task.id, task.seed, [(m.role, m.content) for m in task.messages], task.data)
     return xxhash.xxh3_64_hexdigest(msgspec.json.encode(content, order="sorted", enc_hook=repr))

@@ -1,5 +1,5 @@
 """Reports of stalls, when no rollout of a run finishes for a while, and the time spent waiting for a group's last
-rollout. What a command waits for outside of a run's rollouts, `observe.waiting` tells."""
+rollout. `observe.waiting` reports what a command waits for outside of rollouts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Stalls:
         self._reported: tuple[str, str] | None = None
 
     def start(self) -> None:
-        """Count a rollout that begins."""
+        """Start the clock and the regular check, unless both are running."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop or not self._is_armed:
             self._loop, self._is_armed, self._last = loop, True, loop.time()

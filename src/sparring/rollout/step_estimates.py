@@ -78,8 +78,8 @@ class AdmittedRollouts:
         return tokens / rollouts if rollouts else None
 
     def length_bias(self) -> float | None:
-        """Return the mean length of trainable rollouts divided by the mean length of all admitted ones. It is 1 if the
-        loss of rollouts does not depend on their length, and None if no rollout can be trained or no token was
+        """Return the mean length of trainable rollouts divided by the mean length of all admitted ones. The result is 1
+        if the loss of rollouts does not depend on their length, and None if no rollout can be trained or no token was
         sampled."""
         ended, admitted = self._sum(lambda cell: cell.ended), self.admitted_tokens()
         return self._sum(lambda cell: cell.ended_tokens) / ended / admitted if ended and admitted else None
@@ -97,8 +97,8 @@ class AdmittedRollouts:
         return succeeded / rollouts if rollouts else None
 
     def success_bias(self) -> float | None:
-        """Return the success rate of trainable rollouts divided by the success rate of all admitted ones. It is above 1
-        if rollouts of difficult tasks are lost more often, and None if no success is known."""
+        """Return the success rate of trainable rollouts divided by the success rate of all admitted ones. The result is
+        above 1 if rollouts of difficult tasks are lost more often, and None if no success is known."""
         judged, admitted = self._sum(lambda cell: cell.judged), self.admitted_success()
         return self._sum(lambda cell: cell.succeeded) / judged / admitted if judged and admitted else None
 

@@ -160,7 +160,7 @@ def _next_agent_turn(turns: Sequence[Segment], numbers: Sequence[int | None]) ->
 
 
 def _match_calls(wanted: Sequence[ToolCall], calls: Sequence[ToolCall]) -> list[ToolCall] | None:
-    """Return those calls of a turn that match the calls of a reply, one for each, by id or else by name and arguments;
+    """Return the calls of a turn that match the calls of a reply, one for each, by id or else by name and arguments;
     None if a call has no match."""
     rest, taken = list(calls), []
     for call in wanted:

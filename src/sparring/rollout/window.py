@@ -43,8 +43,8 @@ class Window:
         return self._released
 
     async def acquire(self) -> int | None:
-        """Return the index of the next group once it may start, or None after the last one. Only one task may call it
-        at a time."""
+        """Return the index of the next group once it may start, or None after the last one. Only one task may call this
+        method at a time."""
         if self.total_steps is not None and self._next >= self.total_steps * self.groups_per_step:
             return None
         while self._next // self.groups_per_step > self._released + self.max_lag:

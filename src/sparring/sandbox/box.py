@@ -25,7 +25,7 @@ from sparring.types import MOST_BYTES, BoxSpec, ExecResult
 
 
 class BoxPool(Pool, Protocol):
-    """Pool as its boxes see it, which make others of it."""
+    """Pool as its boxes see it: they make other boxes with it."""
 
     async def take(self, spec: BoxSpec) -> Sandbox:
         """Return a new box."""
@@ -33,10 +33,10 @@ class BoxPool(Pool, Protocol):
     def made(
         self, spec: BoxSpec, root: Root, joined: tuple[int, ...] = (), below: LayeredSnapshot | None = None
     ) -> BubblewrapBox:
-        """Return a box of the next server.
+        """Return a box of the next fork server.
 
         Args:
-            joined: pipe ends for its first command; the box closes them.
+            joined: pipe ends for the box's first command; the box closes them.
             below: snapshot that the box is a fork of.
 
         Raises:
@@ -45,16 +45,16 @@ class BoxPool(Pool, Protocol):
 
 
 class BubblewrapBox:
-    """Box of one fork server: its commands, its files, what lives on in it, and the boxes that are made from it. Its
-    commands run at once, but while its caller reads or writes files no new one begins; cancelling the awaiting task
-    kills the command. Implements `Sandbox`.
+    """Box of one fork server: its commands, its files, its long-running processes, and the boxes made from it. Commands
+    run concurrently, but none begins while the caller reads or writes files. Cancelling the awaiting task kills the
+    command. Implements `Sandbox`.
 
     `output_bytes` of the spec applies to stdout and stderr separately, so the kept output does not depend on how they
     interleave.
 
     Raises:
-        Exhausted: commands of the box hold all processes, terminals or places of `inner.boxes.MOST_RUNS`, and another
-            cannot begin.
+        Exhausted: another command cannot begin, because commands of the box hold all processes or terminals, or
+            `inner.boxes.MOST_RUNS` commands run.
     """
 
     def __init__(self, pool: BoxPool, root: Root, commands: BoxCommands) -> None:
@@ -70,7 +70,7 @@ class BubblewrapBox:
 
     @property
     def queued_s(self) -> float:
-        """Seconds that its commands have waited for a slot of the pool."""
+        """Seconds that the box's commands have waited for a slot of the pool."""
         return self.commands.queued_s
 
     async def exec(self, argv: Sequence[str] | str, **command: Unpack[Command]) -> ExecResult:
@@ -97,13 +97,13 @@ class BubblewrapBox:
             port: port on 127.0.0.1 in the box.
             served: coroutine function that serves the port's listening socket and closes it; cancelled when the program
                 has ended.
-            command: how it runs; `environment` is its whole environment, but for an image's variables.
+            command: how the program runs; `environment` is its whole environment, apart from an image's variables.
 
         Raises:
             BadInput: the pool runs no programs.
             PortTaken: a command of this box has the port.
-            SpoiltFile: in an image, a command left something where the program's files are shown.
-            OSError: the image has something there, or what the world prepared.
+            SpoiltFile: in an image, a command left something at a path where the program's files are mounted.
+            OSError: the image itself, or `Env.prepare`, has something else at such a path.
         """
         if not self._pool.runs_programs:
             raise refusal("sandbox", "boxes that run programs", "others", "make the pool with mounts")
@@ -125,7 +125,7 @@ class BubblewrapBox:
     async def _beside_server(
         self, call: Call, rest: bytes, served: Callable[[socket.socket], Awaitable[None]]
     ) -> ExecResult:
-        """Return the end of a program, whose server ends with it."""
+        """Run a program and its server together, end both, and return the program's result."""
         running = asyncio.create_task(self.commands.ended(call, rest))
         serving = asyncio.create_task(_serve(call, served))
         try:
@@ -161,7 +161,7 @@ class BubblewrapBox:
 
     @asynccontextmanager
     async def _as_prepared(self) -> AsyncIterator[BubblewrapBox]:
-        """Lend a box of the state that verifiers are forks of: what fails here alone, a command has spoilt."""
+        """Lend a new box in the state in which verifiers start, to see whether a command broke what fails here."""
         box = self._pool.made(self.spec, self._root, below=self.commands.line.prepared)
         try:
             yield box
@@ -183,8 +183,7 @@ class BubblewrapBox:
         return await asyncio.shield(freezing)
 
     async def snapshot_prepared(self) -> LayeredSnapshot:
-        """Freeze the box's files as `snapshot` does. From now on verifiers are forks of this snapshot, and of none
-        before it."""
+        """Make a snapshot as `snapshot` does, and fork later verifiers from it instead of any earlier one."""
         self.commands.line.prepared = replace(await self.snapshot(), prepared=None)
         return self.commands.line.prepared
 
@@ -223,7 +222,7 @@ class BubblewrapBox:
         return self._after(await self._pool.take(spec))
 
     def _after(self, made: T) -> T:
-        """Return a box for which this one was asked: what comes into it may be of this one's commands."""
+        """Return a new box, after noting that its content may come from commands of this one."""
         if isinstance(made, BubblewrapBox):
             made.commands.hands.take_from(self.commands.hands)
         return made
@@ -241,7 +240,7 @@ class BubblewrapBox:
         return result
 
     async def _snapshot_since(self) -> LayeredSnapshot:
-        """Return a snapshot of the box's files as they are: the last one, if nothing has begun since."""
+        """Return a snapshot of the box's current files: the latest one, if no command has begun since."""
         if self._latest is None or self._latest[0] != self.commands.num_begun:
             num_begun = self.commands.num_begun
             self._latest = (num_begun, await self.snapshot())

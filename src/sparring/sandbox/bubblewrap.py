@@ -35,8 +35,8 @@ class BubblewrapBoxes:
         config: `[sandbox]`.
         mounts: files and folders of the host that programs need, by their path in the boxes; None: the boxes run no
             programs.
-        image_of: finds an unpacked image by its name; None: among those that were pulled.
-        hierarchy: place for control groups of boxes; None makes none.
+        image_of: function from an image's name to the unpacked image; None: pulled images are used.
+        hierarchy: where control groups of boxes are made; None: the boxes have no control groups.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class BubblewrapBoxes:
         """Return a new box, which the caller closes. Its first command starts its processes.
 
         Raises:
-            BadInput: there is no such image, the spec asks for a network, which these boxes lack, or this process may
+            BadInput: the image does not exist; the spec asks for a network, which these boxes lack; or this process may
                 open too few files.
             SandboxError: the pool is closed.
         """

@@ -58,7 +58,7 @@ def check_sandbox(config: SandboxConfig | None = None) -> None:
 
 
 def others_of(user: int, bwrap: str) -> set[int]:
-    """Return the processes that run as a user outside of boxes, but for bubblewrap, which holds these."""
+    """Return the processes that run as `user` outside of boxes, without bubblewrap's own processes."""
     programs, ours = {"bwrap", Path(shutil.which(bwrap) or bwrap).resolve().name}, os.readlink("/proc/self/ns/user")
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
@@ -87,7 +87,7 @@ print(6 * 7, count)
 
 
 async def _probe(config: SandboxConfig) -> str | None:
-    """Return the failure as text, or None."""
+    """Start a box and a command in it. Return the failure as text, or None."""
     boxes = make_boxes(config)
     try:
         box = await boxes.take(BoxSpec(timeout_s=20.0, processes=4))

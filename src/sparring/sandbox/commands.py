@@ -1,4 +1,4 @@
-"""Commands of one box over its connection: begun, fed, waited for, given up."""
+"""Commands of one box over its connection: start, input, result, cancellation."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ FILES, PROGRAM_FILES = 256, 4096
 """Maximum number of open files of a process: `PROGRAM_FILES` in a pool of boxes that run programs, `FILES` in any
 other."""
 BOX_FILES, USER_FILES = 16384, 512
-"""Open files of the box's own process, and how many an ordinary user keeps of his limit for the run."""
+"""Maximum open files of the box's own process, and open files that an unprivileged run keeps for itself."""
 INLINE_BYTES = 1 << 16  # of standard input, in the request itself
 FREEZE_S = 10.0
-"""Seconds that a box may take to freeze its files, after its commands."""
+"""Seconds that a box may take to freeze its files after its commands have ended."""
 
 
 T = TypeVar("T")
@@ -37,10 +37,10 @@ T = TypeVar("T")
 def most_files(runs_programs: bool) -> tuple[int, int]:
     """Return how many files the box's own process and a process of a command may have open.
 
-    The kernel counts descriptors that are under way between processes for a user's processes together, and refuses more
-    of whoever has a limit of files below that count. Commands reach their own limit, and 253 for each that passes some
-    at that moment. So the box's process, which passes sockets and layers, has a limit far above theirs, and an ordinary
-    user's run keeps some of its own.
+    The kernel counts the descriptors that all processes of a user have sent over sockets and nobody has received yet. A
+    process cannot send more if this count exceeds its own limit of files. Commands can raise the count to their limit,
+    plus 253 for each command that is sending. So the box's process, which sends sockets and layers, has a far higher
+    limit, and an unprivileged run keeps some files for itself.
     """
     most = allow_files()
     box = min(BOX_FILES, most)
@@ -49,7 +49,7 @@ def most_files(runs_programs: bool) -> tuple[int, int]:
 
 
 class Pool(Protocol):
-    """Pool as its boxes see it: a slot for each command, and the seconds that an answer may be late."""
+    """Pool as its boxes see it: a slot for each command, and `grace_s` as the seconds that an answer may be late."""
 
     runs_programs: bool
     program_paths: list[str]
@@ -59,18 +59,18 @@ class Pool(Protocol):
 
 
 class BoxCommands:
-    """Commands of a box, over one connection that opens with the first.
+    """Commands of a box, over one connection that opens with the first command.
 
     Args:
-        joined: pipe ends for its first command, which it closes.
-        below: snapshot that it is a fork of.
+        joined: pipe ends for the first command, which this object closes.
+        below: snapshot that the box is a fork of.
 
     Attributes:
-        line: its snapshots.
-        hands: whose hands it is in.
-        turn: held while its caller reads or writes files.
+        line: snapshots of the box.
+        hands: record of whether the policy may have changed the box.
+        turn: lock, held while the caller reads or writes files.
         group: control group; None without control groups or before the first command.
-        queued_s: seconds that its commands have waited for a slot of the pool.
+        queued_s: seconds that commands have waited for a slot of the pool.
         num_begun: number of commands that have begun.
     """
 
@@ -111,10 +111,10 @@ class BoxCommands:
             pass
 
     async def soon(self, *answers: asyncio.Future[T], late_s: float = 0.0) -> T:
-        """Return the first of the box's answers, which comes at once or after `late_s` seconds.
+        """Return the first of the box's answers, which are due in `late_s` seconds.
 
         Raises:
-            SandboxError: the box failed: it does not answer, or has ended.
+            SandboxError: the box has ended, or no answer came within the pool's `grace_s` seconds after that.
         """
         done, _ = await asyncio.wait(answers, timeout=late_s + self._pool.grace_s, return_when=asyncio.FIRST_COMPLETED)
         if not done:
@@ -134,19 +134,19 @@ class BoxCommands:
             return result_of(await pump.beside(self.told(request, body, pump)))
 
     async def told(self, request: dict[str, Any], body: bytes = b"", sink: Sink | None = None) -> Told:
-        """Run a command in a slot of the pool, and return its end."""
+        """Run a command in a slot of the pool, and return the box's report of its end."""
         async with self.slot():
             return await self.ended(*await self.begin(request, body, sink))
 
     async def run_alone(self, request: dict[str, Any], code: str) -> ExecResult:
-        """Run the one command of a box, for a caller that holds a slot."""
+        """Run `code` as the only command of a box, for a caller that holds a slot."""
         try:
             return result_of(await self.ended(*await self.begin(request, as_bytes(code))))
         finally:
             self._close_pipes()  # if the box did not start, the other one would wait for an answer
 
     async def begin(self, request: dict[str, Any], body: bytes, sink: Sink | None = None) -> tuple[Call, bytes]:
-        """Ask for a command; return it with what is left of its standard input."""
+        """Request a command. Return it with the part of its standard input that has not been sent."""
         connection = await self.open()
         inline = len(body) if request["op"] == "python" else INLINE_BYTES
         request["input_ends"] = len(body) <= inline and not request.get("kept")
@@ -157,7 +157,7 @@ class BoxCommands:
         return call, body[inline:]
 
     async def begin_live(self, request: dict[str, Any], sink: Sink | None = None) -> tuple[BoxConnection, Call]:
-        """Begin what lives on, once no file operation is under way."""
+        """Start a process, shell or terminal, once no file operation is under way."""
         await self.after_files()
         call, _ = await self.begin(request, b"", sink)
         assert self._connection is not None
@@ -169,7 +169,7 @@ class BoxCommands:
         return self._connection, call
 
     async def ended(self, call: Call, rest: bytes) -> Told:
-        """Return the end of a command, which is fed the `rest` of its standard input."""
+        """Send a command the `rest` of its standard input, and return the box's report of its end."""
         assert self._connection is not None
         limit_s = call.asked.request["timeout"]
         self._busy_until = max(self._busy_until, asyncio.get_running_loop().time() + limit_s)
@@ -185,7 +185,7 @@ class BoxCommands:
                 await asyncio.gather(feeding, return_exceptions=True)
 
     async def freeze(self, ends: bool) -> Passed:
-        """Freeze the box's files, once its commands have ended, and return the layers. `ends`: end what lives on."""
+        """Freeze the box's files after its commands have ended; return the layers. `ends`: end live processes."""
         async with self.turn, self.slot():
             connection = await self.open()
             late_s = max(0.0, self._busy_until - asyncio.get_running_loop().time()) + FREEZE_S
@@ -251,7 +251,7 @@ class BoxCommands:
             return connection
 
     def _limits(self) -> dict[str, Any]:
-        """Return what the box is told when it starts."""
+        """Return the first request to a box: its limits, its root, and what it inherits from a snapshot."""
         spec = self.spec
         limits = {"memory": spec.memory_bytes, "disk": spec.disk_bytes, "processes": spec.processes, "user": spec.user}
         limits["own_files"], limits["files"] = most_files(self._pool.runs_programs)
@@ -259,7 +259,7 @@ class BoxCommands:
         return {**limits, **self._root.limits(), **self.line.limits()}
 
     def _with_group(self, header: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what is told of a command's end, with what the kernel did for the memory of the box's group."""
+        """Return a command's final header, with "out of memory" if the kernel killed a process of the group."""
         if self.group is not None and self.group.killed() and header["end"] in ("exited", "signalled"):
             return {**header, "end": "out of memory"}
         return header
@@ -274,7 +274,7 @@ class BoxCommands:
         return self._end_reason
 
     def cancel(self) -> None:
-        """End the commands that run, but not what was started to live on; they end as killed commands do."""
+        """Kill the commands that run, but not processes, shells and terminals."""
         if self._connection is not None:
             self._connection.send({"id": 0, "op": "end"})
 
@@ -284,8 +284,8 @@ class BoxCommands:
             await asyncio.wait([opening])
 
     def start_closing(self) -> asyncio.Task[BoxConnection] | None:
-        """End the box: now, or as soon as it has opened, whether somebody waits or not. Return the task that opens it,
-        if it has begun and is not done."""
+        """End the box, now or as soon as it has opened, even if nobody waits. Return the task that opens the box, if
+        this task has begun and is not done."""
         self._end_reason = self._end_reason or "the box is closed"
         opening = self._opening
         if opening is None or opening.done():

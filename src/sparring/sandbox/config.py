@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 BOX_USER = 65530
-"""Id that boxes run as by default. Distributions and systemd give 65520 to 65533 to nobody."""
+"""Id that boxes run as by default. Distributions and systemd assign no id from 65520 to 65533."""
 OVERFLOW_USER = 65534
-"""Id that the kernel, NFS and daemons use for whoever has none: `nobody`."""
+"""Id of `nobody`, which the kernel, NFS and daemons use for owners without an id."""
 
 
 class SandboxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -17,8 +17,8 @@ class SandboxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Run commands of the policy. If false, every command answers with an error text and exit code 1."""
 
     kind: str = "bubblewrap"
-    """Backend of the boxes: bubblewrap, or package.module:factory, a function of this section and of the mounts of
-    agent programs (or None) that returns a pool of your own, which passes the contract suite (docs/sandbox.md)."""
+    """Backend of the boxes: bubblewrap, or package.module:factory. A factory gets this section and the mounts of agent
+    programs (or None), and returns your own pool, which passes the contract suite (docs/sandbox.md)."""
 
     bwrap: str = "bwrap"
     """Path or name on PATH of bubblewrap."""
@@ -27,8 +27,8 @@ class SandboxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Absolute path of the interpreter in the boxes; auto: the system's, or else the one that runs Sparring."""
 
     user: int = BOX_USER
-    """Where Sparring is root, the host's id that boxes run as, user and group: one that nobody has and nothing else
-    runs as. Layers of images belong to it (sparring image pull --user)."""
+    """If Sparring runs as root: user and group id on the host that boxes run as. No account and no other process may
+    have this id. Layers of images belong to it (sparring image pull --user)."""
 
     servers: int = 0
     """Number of fork servers, processes that start boxes. 0: one per CPU."""

@@ -24,31 +24,31 @@ MOST_FILES = 253
 
 
 class Told(NamedTuple):
-    """End of a command, or its output so far: the header, then head and tail of stdout and of stderr."""
+    """Report on a command's end, or on its output so far: header, then head and tail of stdout and of stderr."""
 
     header: Mapping[str, Any]
     parts: tuple[bytes, ...]
 
 
 class Passed(NamedTuple):
-    """Frozen layers that came for a call, lowest first, and the header that they came with."""
+    """Frozen layers that a box sent, lowest first, and the header of their frame."""
 
     layers: tuple[FrozenLayer, ...]
     header: Mapping[str, Any]
 
 
 class Call:
-    """What was asked of a box, by its number.
+    """Numbered request to a box, with futures for the answers.
 
     Attributes:
-        asked: the request, by which its errors are told.
-        told: its end.
-        begun: done once it is confined, if it lives on.
-        closed: done once the box has forgotten it.
-        socket: socket that came for it.
-        layers: frozen layers that came for it.
-        looks: its output so far, for each time that it was asked for.
-        answers: ends of a shell's texts, by number; 0: it reads.
+        asked: the request, from which errors are built.
+        told: the box's report of the command's end.
+        begun: done once a long-running command is confined.
+        closed: done once the box has forgotten the request.
+        socket: socket that the box sent.
+        layers: frozen layers that the box sent.
+        looks: reports of the output so far, one for each request for it.
+        answers: reports of the ends of a shell's texts, by number; number 0: the shell is ready.
     """
 
     def __init__(self, number: int, asked: BoxRequest, sink: Sink | None) -> None:
@@ -66,7 +66,7 @@ class Call:
         self.room.set()
 
     def fail(self, error: Exception) -> None:
-        """End every wait for it."""
+        """Fail all futures of this request."""
         waits: list[asyncio.Future[Any]] = [self.told, self.begun, self.closed, self.socket, self.layers, *self.looks]
         waits += self.answers.values()
         for future in waits:
@@ -76,28 +76,28 @@ class Call:
         self.room.set()
 
     def close_socket(self) -> None:
-        """Close the socket that came for it, if one did."""
+        """Close the socket that the box sent, if it sent one."""
         if self.socket.done() and not self.socket.cancelled() and self.socket.exception() is None:
             self.socket.result().close()
 
     def taken(self, count: int) -> None:
-        """Note that the box has passed input on."""
+        """Note that the box has passed `count` bytes of input on."""
         self.on_the_way -= count
         if self.on_the_way < WINDOW_BYTES:
             self.room.set()
 
 
 Sink = Callable[[Call, str, bytes], None]
-"""What gets the pieces of a command's output: the command, "stdout" or "stderr", the piece."""
+"""Function that gets the pieces of a command's output: the command, "stdout" or "stderr", the piece."""
 
 
 class BoxConnection:
-    """Socket of one box. Frames that nobody waits for any more, late or twice, are dropped.
+    """Socket of one box. A frame that belongs to no pending request is dropped.
 
     Args:
-        on_end: called once with the reason when the box has ended or says that it is broken; returns it in full.
-        on_told: called with what is told of each command's end; returns it in full.
-        is_used: returns whether a command of the policy may be why something fails.
+        on_end: called once with the reason when the box has ended or reports an error; returns the full reason.
+        on_told: called with the header of each command's end; returns the header to use.
+        is_used: returns whether the policy may be the cause of an error.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class BoxConnection:
         self._loop.add_reader(link, self._receive)
 
     def ask(self, request: Mapping[str, Any], body: bytes = b"", sink: Sink | None = None) -> Call:
-        """Ask for something new. `sink` gets the pieces of its output."""
+        """Send a new request. `sink` gets the pieces of its output."""
         self._number += 1
         asked = BoxRequest(request, self._is_used(), bool(self._calls))
         call = self._calls[self._number] = Call(self._number, asked, sink)
@@ -129,7 +129,7 @@ class BoxConnection:
         return call
 
     def tell(self, call: Call, op: str, body: bytes = b"", /, **more: Any) -> None:
-        """Tell the box something about a call."""
+        """Send a further message about a request."""
         self.send({"id": call.number, "op": op, **more}, body)
 
     async def feed(self, call: Call, data: bytes, *, ends: bool, patience_s: float | None = None) -> None:
@@ -151,7 +151,7 @@ class BoxConnection:
                 await asyncio.wait_for(call.room.wait(), patience_s)
 
     def forget(self, call: Call) -> None:
-        """Drop what still comes for a call."""
+        """Ignore further frames for a request."""
         self._calls.pop(call.number, None)
 
     def give_up(self, call: Call) -> None:
@@ -160,7 +160,7 @@ class BoxConnection:
         self.forget(call)
 
     def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
-        """Send a frame, or keep what the box does not take yet."""
+        """Send a frame; keep the bytes that the box does not take yet."""
         if self._link.fileno() < 0:
             return
         text = json.dumps(header).encode()
@@ -275,7 +275,7 @@ class BoxConnection:
             waiting.set_result(told)
 
     def end(self, why: str) -> None:
-        """Close the socket, and fail everything that is waited for."""
+        """Close the socket, and fail every pending request."""
         if self._link.fileno() >= 0:
             self._loop.remove_reader(self._link)
             self._loop.remove_writer(self._link)
@@ -290,8 +290,8 @@ class BoxConnection:
 
 
 class Pump:
-    """Context in which the pieces of a command's output are handed to its caller's coroutine function, one after
-    another. The box sends on as they are taken.
+    """Context in which the pieces of a command's output are passed to its caller's coroutine function, one after
+    another. The box sends more as the function returns.
 
     Raises:
         Exception: exception of the coroutine function.
@@ -319,7 +319,7 @@ class Pump:
         await self.task
 
     async def beside(self, command: Coroutine[Any, Any, Told]) -> Told:
-        """Run a command, and return its end once all pieces are taken."""
+        """Run a command, and return the box's report of its end once all pieces are taken."""
         running = asyncio.create_task(command)
         try:
             await asyncio.wait((running, self.task), return_when=asyncio.FIRST_COMPLETED)

@@ -26,11 +26,11 @@ OVERLAY = (
 
 
 class Enforcement(NamedTuple):
-    """One thing that boxes need or limit.
+    """Requirement or limit of boxes, and how this machine enforces it.
 
     Attributes:
-        what: its name.
-        holds: whether this machine has it.
+        what: name of the requirement.
+        holds: whether this machine enforces it.
         how: what enforces it, or what was found instead.
         cost: what its absence costs, and what to do; "" where it holds.
     """
@@ -82,7 +82,7 @@ def examine(config: SandboxConfig | None = None) -> list[Enforcement]:
 
 
 def _user(user: int) -> Enforcement:
-    """Return who else can enter boxes; `check_sandbox` has refused an id that somebody has."""
+    """Return the finding on the boxes' user id; `check_sandbox` has already refused an id that an account has."""
     if box_identity(user):
         return Enforcement("user of the boxes", True, f"id {user}, which nobody and nothing else has")
     cost = "other processes of this user can enter boxes and change images; do: run as root, or as a user of its own"
@@ -96,7 +96,7 @@ def _filter() -> Enforcement:
 
 
 def _groups() -> list[Enforcement]:
-    """Return the findings about what control groups hold, by making one."""
+    """Return the findings on the limits of control groups, by making one."""
     hierarchy = hierarchy_of_this_process()
 
     async def tried() -> str:
@@ -142,7 +142,7 @@ def _killer() -> Enforcement:
 
 
 def _overlay(user: int) -> Enforcement:
-    """Return whether an overlay can be mounted in a user namespace."""
+    """Return the finding whether an overlay can be mounted in a user namespace."""
     line, program = ["unshare", "-Urm", "sh", "-c", OVERLAY], shutil.which("unshare")
     if program is None:
         return Enforcement(
@@ -158,7 +158,7 @@ def _overlay(user: int) -> Enforcement:
 
 
 def _store(user: int) -> Enforcement:
-    """Return whether the boxes' user can read the store of images."""
+    """Return the finding whether the boxes' user can read the store of images."""
     folder = store_folder(user)
     place = next(path for path in (folder / "layers", *folder.parents) if path.is_dir())
     if (closed := unreadable_part(place, user)) is not None:

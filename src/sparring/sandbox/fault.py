@@ -1,7 +1,7 @@
-"""Who is to blame that a box did not do what it was asked for (law 6).
+"""Classification of a box's errors by cause: the policy, the machine or the caller (law 6).
 
-`BoxConnection` hands each answer of a box to its `BoxRequest`, which alone decides it: an operation sees no other error
-of a box, and needs no rule of its own.
+`BoxConnection` passes each answer of a box to its `BoxRequest`, which alone chooses the error, so operations need no
+rules of their own.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from sparring.sandbox.snapshots import still_lives
 
 FILE_OPERATIONS = ("read", "write", "remove", "list", "pack", "unpack")
 WALKS = ("list", "pack")
-"""Operations that take as long as what a command left is large."""
+"""Operations that take longer the more files a command left."""
 MACHINES = (errno.EROFS, errno.ENFILE, errno.EMFILE, errno.EBADF)
-"""Errors that no command can cause. A read-only place is one if no link leads to it. EIO is none: a command can give a
-folder attributes that make no sense to the overlay of a later snapshot."""
+"""Errors that no command can cause. EROFS is one, because behind a command's link it is reported as ELOOP. EIO is not:
+a command can give a folder attributes that make no sense to the overlay of a later snapshot."""
 
 
 class PortTaken(PolicyFailure, OSError):
-    """A command of the box listens at a port that its caller needs."""
+    """Error of a port that the box's caller needs, but at which a command of the box listens."""
 
 
 class Exhausted(PolicyFailure, OSError):
-    """Commands of the box hold all that one more needs: terminals, processes, or places among those that run."""
+    """Another command cannot begin: others hold all terminals, processes, or places of running commands."""
 
 
 _KINDS: dict[str, type[SpoiltFile]] = {"OSError": SpoiltFile}
 
 
 def spoilt(error: OSError) -> SpoiltFile:
-    """Return an error as one that a command of the policy caused. It stays one of its kind, such as
-    `FileNotFoundError`."""
+    """Return an error as a `SpoiltFile`, because a command of the policy caused it. Its class is also a subclass of the
+    original one, such as `FileNotFoundError`."""
     kind = type(error)
     if kind.__name__ not in _KINDS:
         _KINDS[kind.__name__] = type(f"Spoilt{kind.__name__}", (SpoiltFile, kind), {})
@@ -46,14 +46,14 @@ def spoilt(error: OSError) -> SpoiltFile:
 
 
 class Hands:
-    """Whether a box is in the policy's hands: a command has run in it, its world is open, or it was made from such a
-    box.
+    """Record of whether the policy may have changed a box: a command has run in it, its world is open, or it was made
+    from such a box.
 
     Args:
-        used: whether a command has run in the box that it is a fork of.
+        used: whether a command has run in the box that this one is a fork of.
 
     Attributes:
-        used: whether a command has run in it, or in the box that it is a fork of.
+        used: whether a command has run in this box, or in the box that it is a fork of.
     """
 
     def __init__(self, used: bool) -> None:
@@ -62,26 +62,26 @@ class Hands:
         self._made_from: Hands | None = None
 
     def hand_over(self) -> None:
-        """Note that the policy acts from now on: what fails may be its doing even before it has run a command."""
+        """Note that the policy acts from now on, and may cause errors even before it has run a command."""
         self._is_open = True
 
     def take_from(self, asked: Hands) -> None:
-        """Note the box that was asked for this one: what comes into it may be of that one's commands."""
+        """Note the box from which this one was made, whose commands may have changed the content of this one."""
         self._made_from, self._is_open = (None, True) if asked.are_policys() else (asked, False)
 
     def are_policys(self) -> bool:
-        """Return whether the policy may be why something fails."""
+        """Return whether the policy may be the cause of an error."""
         return self.used or self._is_open or self._made_from is not None and self._made_from.are_policys()
 
 
 @dataclass(frozen=True, slots=True)
 class BoxRequest:
-    """What a box was asked for, and whether the policy may be why it is not done.
+    """Request to a box, and whether the policy may be the cause if it fails.
 
     Attributes:
-        request: what the box was told.
-        used: whether the box was in the policy's hands, as `Hands`.
-        crowded: whether commands ran beside it, which can hold it up.
+        request: the request as the box got it.
+        used: whether the policy may have changed the box (`Hands`).
+        crowded: whether other commands ran in the box, which can delay the request.
     """
 
     request: Mapping[str, Any]
@@ -89,11 +89,10 @@ class BoxRequest:
     crowded: bool
 
     def error_in(self, header: Mapping[str, Any]) -> Exception | None:
-        """Return the error that the header of an end tells of; None if it tells of none.
+        """Return the error that the header of a command's end reports, or None.
 
         Returns:
-            `PolicyFailure` and `OSError` if a command of the policy may be the reason, `OSError` if none can be,
-            `SandboxError` if the machine is, `BadInput` if the caller is.
+            `OSError`; it is also a `SpoiltFile` if a command of the policy may be the cause.
         """
         if number := header.get("folder", 0):
             return self._error(number, self.request["cwd"])
@@ -110,7 +109,8 @@ class BoxRequest:
         return self._error(number, path, text, is_policys=number not in MACHINES) if number else None
 
     def refusal(self, header: Mapping[str, Any]) -> Exception:
-        """Return the error of a box that did not begin what it was asked for; the classes are those of `error_in`."""
+        """Return the error for a refused request, by cause: the machine (SandboxError), other commands (Exhausted,
+        PortTaken), processes beside a snapshot (BadInput), or else as `error_in`."""
         number, what = header["refused"], os.strerror(header["refused"])
         if header.get("full"):  # which a policy can bring about where its world starts what it asks for
             return Exhausted(number, "box: expected room for one more command, got as many as it runs at once")
@@ -128,7 +128,7 @@ class BoxRequest:
 
     def _error(self, number: int, path: str | None, text: str = "", *, is_policys: bool = True) -> OSError:
         plain = OSError(number, text or os.strerror(number), path)  # of the class that belongs to the number
-        # a file that must be plain is one of the policy, wherever it lies
+        # `read_plain` blames the policy for every path
         blames = is_policys and (self.used or self.request.get("plain", False))
         return spoilt(plain) if blames else plain
 
@@ -151,8 +151,8 @@ def _of_service(method: Callable[..., Any]) -> Any:
 
 
 class ServiceSocket(socket.socket):
-    """Connection to a service that a command of the policy runs. What it breaks off, or does not answer within the
-    socket's time limit, is the policy's failure."""
+    """Connection to a service that a command of the policy runs. If the connection breaks, or no answer comes within
+    the socket's time limit, this is the policy's failure."""
 
     recv = _of_service(socket.socket.recv)
     recv_into = _of_service(socket.socket.recv_into)

@@ -31,8 +31,8 @@ class FileAccess:
         return await self._gather({"op": "read", "path": path}, most_bytes)
 
     async def read_plain(self, path: str, most_bytes: int) -> bytes:
-        """Return a file as `read` does, but refuse links, also in its folders, and take every error for a command's
-        doing."""
+        """Return a file as `read` does, but refuse links, also in the path's folders. Errors are the policy's failures,
+        except for those in `fault.MACHINES`."""
         return await self._gather({"op": "read", "path": path, "plain": True}, most_bytes)
 
     async def remove(self, path: str) -> None:
@@ -55,13 +55,13 @@ class FileAccess:
         return unpacked(await self._gather({"op": "pack", "path": path}, most_bytes))
 
     async def _put(self, request: dict[str, Any], data: bytes = b"") -> None:
-        """Ask the box for a file operation that writes, and wait for it."""
+        """Run a file operation that writes, and wait for its end."""
         check_text("path", request["path"])
         async with self._commands.turn:
             await self._commands.told({**request, **BOUNDS}, data)
 
     async def _gather(self, request: dict[str, Any], most_bytes: int) -> bytes:
-        """Return what a file operation writes, at most `most_bytes`."""
+        """Run a file operation that reads, and return its output, at most `most_bytes`."""
         check_text("path", request["path"])
         check_count("most_bytes", most_bytes)
         data = io.BytesIO()
@@ -80,8 +80,8 @@ def packed(tree: Mapping[str, TreeEntry | bytes]) -> bytes:
     """Return a tree as one string of bytes.
 
     Raises:
-        BadInput: a path that leads out of the tree.
-        SpoiltFile: an entry that is no file, folder or link, which a command left where the tree was read.
+        BadInput: a path leads out of the tree, or the tree is not a mapping of paths to content.
+        SpoiltFile: the tree has a pipe, a socket or a device, which only a tree read from a box has.
     """
     parts = []
     if not isinstance(tree, Mapping):
@@ -101,7 +101,7 @@ def packed(tree: Mapping[str, TreeEntry | bytes]) -> bytes:
 
 
 def unpacked(data: bytes) -> dict[str, TreeEntry]:
-    """Return the tree that a box wrote."""
+    """Parse the bytes of a tree that a box sent."""
     tree, at = {}, 0
     while at < len(data):
         end = data.index(b"\n", at)

@@ -24,7 +24,7 @@ from sparring.sandbox.make import make_boxes
 from sparring.types import BoxSpec
 
 SPEC = BoxSpec(timeout_s=3600.0, memory_bytes=2 << 30, disk_bytes=1 << 30, processes=512)
-"""Box of a sample."""
+"""Spec of a sample's box."""
 _pools: dict[str, Boxes] = {}
 
 
@@ -51,7 +51,7 @@ class InspectBox(SandboxEnvironment):  # type: ignore[misc]  # the package is no
         timeout_retry: bool = True,
         concurrency: bool = True,
     ) -> ExecResult[str]:
-        """Run a command, as a user of the box that is its only one.
+        """Run a command as the box's only user.
 
         Raises:
             SandboxUserUnsupportedError: another user is asked for.
@@ -77,7 +77,7 @@ class InspectBox(SandboxEnvironment):  # type: ignore[misc]  # the package is no
         """Read a file.
 
         Raises:
-            OutputLimitExceededError: it is larger than the package's limit.
+            OutputLimitExceededError: the file is larger than the package's limit.
         """
         most = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
         try:

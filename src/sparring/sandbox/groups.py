@@ -1,8 +1,8 @@
-"""Control groups of boxes: what the kernel holds for a box, its processes and its share of the processors.
+"""Control groups of boxes: limits on a box's memory (also the kernel's for it), processes and processor time.
 
-A group for each box lies in a folder of this process, inside the group that this process is in (version 1) or beside
-it (version 2, where a group with processes has no groups inside), so limits on Sparring as a whole hold for its boxes
-too. Version 2 is unverified: no machine with it has run this.
+A group for each box lies in a folder of this process, inside the group that this process is in (version 1) or beside it
+(version 2, where a group with processes has no groups inside), so limits on Sparring as a whole hold for its boxes too.
+Version 2 is unverified: no machine with it has run this.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import NamedTuple
 
 CONTROLLERS = ("memory", "pids", "cpu")
 OVERHEAD_BYTES = 24 << 20
-"""Memory of commands beyond what their limit counts: page tables, stacks of the kernel, open files."""
+"""Bytes that a group may hold beyond the box's memory limit: page tables, kernel stacks, open files."""
 ENDING_S = 2.0
 """Seconds that processes of closed boxes may take to end."""
 NAME = re.compile(r"sparring-(\d+)-(\d+)-(\d+)-\d+")
-"""Folder of one process: pid namespace, process id, start time in ticks, number."""
+"""Name of a process's folder for groups: pid namespace, process id, start time in ticks, number."""
 
 
 class Hierarchy(NamedTuple):
-    """Where the groups of boxes lie.
+    """Folders in which groups of boxes can be made.
 
     Attributes:
         version: 1 or 2.
@@ -37,11 +37,11 @@ class Hierarchy(NamedTuple):
 
 
 def find_hierarchy(groups: str, mounts: str) -> Hierarchy | None:
-    """Return the place for groups of a process; None if its controllers are nowhere, or are divided between versions.
+    """Return the hierarchy of a process; None if a controller is missing, or they are divided between versions.
 
     Args:
-        groups: its /proc/PID/cgroup.
-        mounts: its /proc/PID/mountinfo.
+        groups: content of the process's /proc/PID/cgroup.
+        mounts: content of its /proc/PID/mountinfo.
     """
     places: dict[str, Path] = {}
     paths = {words[1]: words[2] for words in (line.split(":", 2) for line in groups.splitlines()) if len(words) == 3}
@@ -64,7 +64,7 @@ def find_hierarchy(groups: str, mounts: str) -> Hierarchy | None:
 
 
 def _folder(path: str, root: str, mounted: str) -> Path:
-    """Return the folder of a group whose hierarchy is mounted from a root."""
+    """Return the folder of the group `path` in a hierarchy whose folder `root` is mounted at `mounted`."""
     inner = path.removeprefix(root) if root != "/" and path.startswith(root) else path if root == "/" else ""
     return Path(mounted + inner)
 
@@ -77,7 +77,7 @@ def _words(file: Path) -> set[str]:
 
 
 def hierarchy_of_this_process() -> Hierarchy | None:
-    """Return the place for groups if this process may make groups there, else None."""
+    """Return the hierarchy for groups of this process if it may make groups there, else None."""
     try:
         texts = [Path(f"/proc/self/{name}").read_text() for name in ("cgroup", "mountinfo")]
     except OSError:
@@ -97,8 +97,8 @@ class BoxGroup:
         self._seen = 0
 
     def limit(self, memory_bytes: int, processes: int) -> None:
-        """Make the group, with limits. The kernel holds no more than `memory_bytes` for its processes: pages, files in
-        memory, buffers of sockets and pipes."""
+        """Make the group, with limits. `memory_bytes` bounds all memory of its processes: pages, files in memory,
+        buffers of sockets and pipes."""
         for folder in self.folders:
             folder.mkdir()
         memory, pids = self.folders[0], self.folders[self._version % 2]
@@ -112,7 +112,7 @@ class BoxGroup:
         _write(pids / "pids.max", str(processes))
 
     def doors(self) -> list[int]:
-        """Return open files to which a process of one thread writes "0" to enter. The caller closes them."""
+        """Return open files; a process with one thread enters the group by writing "0". The caller closes them."""
         name = "tasks" if self._version == 1 else "cgroup.procs"  # a whole process waits for a lock of all processes
         return [os.open(folder / name, os.O_WRONLY | os.O_CLOEXEC) for folder in self.folders]
 
@@ -128,15 +128,15 @@ class BoxGroup:
         return has_grown
 
     def remove(self) -> bool:
-        """Remove the group. Return False if a process of it is still ending."""
+        """Remove the group. Return False if a process in the group has not ended yet."""
         return all([_remove(folder) for folder in self.folders])
 
 
 class BoxGroups:
-    """Groups of the boxes of one pool. Without a hierarchy it makes none.
+    """Groups of the boxes of one pool. Without a hierarchy no group is made.
 
     Attributes:
-        folders: folders of its groups; none before the first.
+        folders: folders that contain the pool's groups; empty before the first group.
     """
 
     _pools = 0
@@ -149,8 +149,8 @@ class BoxGroups:
         self._count = 0
 
     def make(self, memory_bytes: int, disk_bytes: int, processes: int) -> BoxGroup | None:
-        """Return a new group for a box, or None without control groups. Files of a box lie in memory, so its disk
-        counts."""
+        """Return a new group for a box, or None without control groups. Files of a box lie in memory, so `disk_bytes`
+        is added to the memory limit."""
         if self._hierarchy is None:
             return None
         self._remove_ended()
@@ -172,8 +172,8 @@ class BoxGroups:
         self._leaving = {group for group in self._leaving if not group.remove()}
 
     async def close(self) -> None:
-        """Remove what is left, once its processes have ended; those of a server that was killed end within
-        milliseconds. What cannot be removed is left to a later pool's sweep."""
+        """Remove the remaining groups, at most `ENDING_S` seconds later, once their processes have ended. A later pool
+        removes those that are left."""
         clock = asyncio.get_running_loop().time
         ends = clock() + ENDING_S
         self._leaving |= self._made  # those of boxes that nobody closed
@@ -206,7 +206,7 @@ class BoxGroups:
 
 
 def pass_doors(box: socket.socket, group: BoxGroup | None) -> None:
-    """Send a new box the files by which its commands enter its group, or none, as the first byte of its socket."""
+    """Send a new box the files by which its commands enter its group, with the socket's first byte."""
     doors = [] if group is None else group.doors()
     try:
         socket.send_fds(box, [b"g"], doors)
@@ -222,7 +222,7 @@ def _namespace() -> str:
 
 
 def _start_of(pid: int) -> str | None:
-    """Return the time at which a process started, in ticks; None if there is none."""
+    """Return the time at which a process started, in ticks; None if the process does not exist."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
@@ -230,7 +230,7 @@ def _start_of(pid: int) -> str | None:
 
 
 def _is_gone(namespace: str, pid: str, start: str) -> bool:
-    """Return True if a process of this pid namespace has ended; those of other namespaces cannot be seen."""
+    """Return True if a process of this pid namespace has ended. A process of another namespace is invisible: False."""
     return namespace == _namespace() and _start_of(int(pid)) != start
 
 

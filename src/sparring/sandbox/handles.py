@@ -1,4 +1,4 @@
-"""What lives on in a box until its caller closes it: processes, shells, terminals, and what begins them."""
+"""Processes, shells and terminals, which run in a box until their caller closes them."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ from sparring.types.boxes import check_count
 
 TERMINAL_BYTES = 1 << 16  # of a terminal's output on their way
 SHELL_GRACE_S = 1.5
-"""Seconds that the box takes to interrupt a text that is out of time, or to give the shell up."""
+"""Seconds that the box takes to interrupt a text at its time limit, or to end the shell."""
 
 BITE_BYTES, SLICE_S, PAUSES = 4096, 0.01, 4
-"""Bytes of a terminal's output that are read at a time, and about how long; a pause is so many times as long as the
-reading."""
+"""Bytes of a terminal's output that are shown at a time; seconds of showing after which there is a pause anyway; length
+of a pause, as a multiple of the time spent showing."""
 
 
 class ShellEnded(PolicyFailure):
-    """A shell has ended: a text of it said exit, or did not let itself be interrupted."""
+    """A shell has ended: a text called `exit` or could not be interrupted, or another command killed the shell."""
 
 
 class NoShell(SandboxError):
-    """A shell ended by itself before it read."""
+    """A shell ended by itself before it read a text."""
 
 
 class BoxHandle:
-    """Command of a box that lives on."""
+    """Long-running command of a box: a process, a shell or a terminal."""
 
     def __init__(self, commands: BoxCommands, connection: BoxConnection, call: Call) -> None:
         self._commands, self._connection, self._call = commands, connection, call
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended by itself, by a limit or with its box."""
+        """Whether the command has ended, by itself, by a limit or with its box."""
         return self._call.told.done()
 
     def give_up(self) -> None:
-        """Have it ended, without waiting for it."""
+        """End the command without waiting for its end."""
         self._connection.give_up(self._call)
 
     async def _feed(self, data: bytes, *, ends: bool) -> None:
@@ -58,7 +58,7 @@ class BoxHandle:
             raise spoilt(TimeoutError(errno.ETIMEDOUT, "what a command does not read")) from error
 
     async def close(self) -> None:
-        """End it with all that it started. A box that has failed has ended it too."""
+        """End the command with all that it started. If the box has failed, they have ended already."""
         if not self._call.closed.done():
             self._connection.tell(self._call, "end")
             try:
@@ -68,7 +68,7 @@ class BoxHandle:
 
 
 class BoxProcess(BoxHandle):
-    """Program that runs beside others. Implements `protocols.LiveProcess`."""
+    """Program that runs at the same time as others. Implements `protocols.LiveProcess`."""
 
     pump: Pump | None = None
 
@@ -102,7 +102,7 @@ class BoxProcess(BoxHandle):
 
 
 class BoxShell(BoxHandle):
-    """Shell whose folder, variables, functions and jobs live on from text to text. Implements `protocols.Shell`."""
+    """Shell that runs one text after another in the same state. Implements `protocols.Shell`."""
 
     _number = 0
 
@@ -111,11 +111,11 @@ class BoxShell(BoxHandle):
         self._one = asyncio.Lock()
 
     async def begun(self) -> None:
-        """Wait until it reads.
+        """Wait until the shell reads.
 
         Raises:
-            ShellEnded: another command has ended it.
-            NoShell: the box has none that runs.
+            ShellEnded: another command ended the shell.
+            NoShell: the box's shell does not run.
             SandboxError: the box failed.
         """
         if 0 not in self._call.answers:
@@ -150,8 +150,8 @@ class BoxShell(BoxHandle):
 class BoxTerminal(BoxHandle):
     """Program with a terminal. Implements `protocols.Terminal`.
 
-    Reading a screen takes processor time of the run, so a flood is read in bites, with pauses between them: the program
-    waits.
+    Showing output takes processor time of the run. So a flood of output is shown in small pieces with pauses, in which
+    the program waits.
     """
 
     def __init__(self, commands: BoxCommands, connection: BoxConnection, call: Call, screen: Screen) -> None:
@@ -169,7 +169,7 @@ class BoxTerminal(BoxHandle):
             self._reading = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
-        """Show what has come, and answer what the program asks the terminal."""
+        """Show the output so far, and answer the program's queries to the terminal."""
         clock = asyncio.get_running_loop().time
         while self._unread:
             began = clock()
@@ -185,7 +185,7 @@ class BoxTerminal(BoxHandle):
             await asyncio.sleep(PAUSES * (clock() - began))
 
     def _answer(self, answer: bytes) -> None:
-        """Answer the program, unless it does not read what it asked for."""
+        """Send an answer to the program, unless the program leaves earlier answers unread."""
         if answer and self._call.on_the_way < BITE_BYTES:
             self._call.on_the_way += len(answer)
             self._connection.tell(self._call, "input", answer, ends=False)
@@ -231,8 +231,8 @@ class BoxTerminal(BoxHandle):
 
 
 class BoxHandles:
-    """Beginner of what lives on in a box, beside commands that end; none takes a slot of the pool. Implements `Sandbox`
-    for these."""
+    """Starter of processes, shells and terminals in a box; they take no slot of the pool. Implements `Sandbox` for
+    these."""
 
     def __init__(self, commands: BoxCommands) -> None:
         self._commands = commands
@@ -264,7 +264,7 @@ class BoxHandles:
         return terminal
 
     async def shell(self, **placement: Unpack[Placement]) -> BoxShell:
-        """Start a shell, or raise `NoShell` if the box has none that runs."""
+        """Start a shell, or raise `NoShell` if the box's shell does not run."""
         request = request_of("shell", self._commands.spec, (), placement)
         shell = BoxShell(self._commands, *await self._commands.begin_live(request))
         try:

@@ -43,7 +43,7 @@ def python_line() -> tuple[str, ...]:
 
 
 def python_request(in_image: bool, bounds: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the request that a box gets for a program, which its standard input is."""
+    """Return the request for a Python program, which the box gets as standard input."""
     return {"op": "exec", "argv": list(python_line()), **bounds} if in_image else {"op": "python", **bounds}
 
 
@@ -54,7 +54,7 @@ async def check_has_python(box: Sandbox, image: str) -> None:
         box: unused box of the image, in which nothing of the policy's has run.
 
     Raises:
-        BadInput: it has no `python3`, or one that does not start.
+        BadInput: the image has no `python3`, or its `python3` does not start.
     """
     try:
         result = await box.exec(["python3", "-c", ""])

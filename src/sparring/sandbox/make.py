@@ -18,7 +18,7 @@ def make_boxes(config: SandboxConfig, mounts: Mapping[str, str] | None = None) -
             no programs.
 
     Raises:
-        BadInput: the kind names nothing that makes boxes.
+        BadInput: `config.kind` names no function that makes boxes.
     """
     if config.kind == "bubblewrap":
         from sparring.sandbox.bubblewrap import BubblewrapBoxes

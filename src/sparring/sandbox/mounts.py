@@ -40,18 +40,18 @@ SHARED = ("bin", "etc", "include", "lib", "libexec", "local", "man", "sbin", "sh
 
 
 def box_identity(user: int = BOX_USER) -> dict[str, Any]:
-    """Return the user for bubblewrap as arguments of Popen: this one if Sparring is root, whose processes the kernel
-    does not count, and the id exists in its namespace; else none."""
+    """Return arguments of Popen that run bubblewrap as `user`; empty if Sparring is not root, or if its namespace lacks
+    the id. The kernel applies no limit on processes to root."""
     rows = [[int(word) for word in line.split()] for line in Path("/proc/self/uid_map").read_text().splitlines()]
     is_mapped = any(first <= user < first + count for first, _, count in rows)
     return {"user": user, "group": user, "extra_groups": []} if os.geteuid() == 0 and is_mapped else {}
 
 
 def check_box_user(user: int) -> None:
-    """Refuse an id that boxes run as and somebody has: whatever else runs as it can enter boxes.
+    """Refuse a user id for boxes that an account has, because other processes with this id can enter boxes.
 
     Raises:
-        BadInput: passwd or group has an entry of it, or subuid or subgid lends it to somebody's containers.
+        BadInput: passwd or group has an entry for the id, or subuid or subgid reserves it for an account's containers.
     """
     if box_identity(user) and (names := [*_named(pwd.getpwuid, user), *_named(grp.getgrgid, user)]):
         raise user_refusal(user, f"that of {names[0][0]}")
@@ -192,7 +192,7 @@ def _homes(folder: Path = Path("/")) -> Iterator[Path]:
 
 
 def _named(entry_of: Callable[[int], Any], number: int) -> list[Any]:
-    """Return the entry of an id in passwd or group; none if it has none."""
+    """Return the entry of an id in passwd or group, as a list; empty if the id has no entry."""
     try:
         return [entry_of(number)]
     except KeyError:
@@ -239,7 +239,7 @@ def _python_parts(folder: Path) -> tuple[str, ...]:
 
 
 def unreadable_part(source: Path, user: int = BOX_USER) -> Path | None:
-    """Return the first folder on a path, or the path itself, that the boxes' user cannot read."""
+    """Return the first part of a path that the boxes' user cannot read; None if it can read all."""
     real = Path(os.path.realpath(source))
     if not box_identity(user):
         ways = [(parent, os.X_OK) for parent in reversed(real.parents)]

@@ -36,13 +36,13 @@ class OffCommand:
         return f"error: {OFF}"
 
     async def shows(self, text: str, timeout_s: float) -> bool:
-        """Return at once."""
+        """Return at once whether the error's text contains `text`."""
         return text in self.screen()
 
 
 class OffBox:
-    """Box in which every command fails with an error text and exit code 1, without an exception. A file that it lacks
-    is one that the policy did not write. Implements `Sandbox`."""
+    """Box in which every command fails with an error text and exit code 1, without an exception. Reading a file is the
+    policy's failure: no command has written it. Implements `Sandbox`."""
 
     exec = python = converse = staticmethod(failed)
     write = upload = close = staticmethod(nothing)

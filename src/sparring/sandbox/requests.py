@@ -1,4 +1,4 @@
-"""What a caller asks of a box: refused before anything starts, where no box could do it."""
+"""Requests to boxes, checked before anything starts: a request that no box could fulfil is refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sparring.types.boxes import check_count, check_seconds
 MOST_S = 1e8
 """Longest time limit, in seconds: three years."""
 LIVE: Mapping[str, Any] = {"start": LiveCommand, "shell": Placement, "terminal": Placement}
-"""Words that begin what lives on beside other commands, and what may be said of it."""
+"""Operations that start a long-running command, with the keywords that they accept."""
 LEAST_FILES = 512
 """Least limit of open files: a box's own process holds 6 for each of 64 commands, or two for each of 200 layers."""
 
@@ -48,10 +48,10 @@ def check_open_files() -> None:
 
 
 def bounds_of(spec: BoxSpec, timeout_s: float | None, output_bytes: int | None) -> dict[str, Any]:
-    """Return what a request says of a command's time and output; None: the box's own limits.
+    """Return a request's limits of time and output bytes; None stands for the box's own limit.
 
     Raises:
-        BadInput: it is no number of seconds or of bytes.
+        BadInput: a limit is not a valid number.
     """
     if timeout_s is not None:
         check_seconds("timeout_s", timeout_s, 0, MOST_S)
@@ -64,14 +64,14 @@ def bounds_of(spec: BoxSpec, timeout_s: float | None, output_bytes: int | None) 
 
 
 def request_of(op: str, spec: BoxSpec, argv: Sequence[str] | str, command: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a box is asked for to run a command.
+    """Return the request to a box that runs a command.
 
     Args:
-        command: how it runs, as `protocols.Command`. What lives on has no time limit of the box's.
+        command: keywords of `protocols.Command`. The box's time limit does not apply to operations in `LIVE`.
 
     Raises:
-        BadInput: an argument is no text, a variable cannot be one, or a limit is none.
-        TypeError: a keyword that does not exist.
+        BadInput: an argument is not a text, or a variable or a limit is invalid.
+        TypeError: a keyword is unknown.
     """
     known = LIVE.get(op, Command).__optional_keys__
     if unknown := command.keys() - known:
@@ -110,10 +110,10 @@ def is_passable(text: str) -> bool:
 
 
 def as_bytes(text: str | bytes) -> bytes:
-    """Return what a program gets as input.
+    """Return a program's input as bytes.
 
     Raises:
-        BadInput: it is neither text nor bytes.
+        BadInput: the input is neither text nor bytes.
     """
     if isinstance(text, str):
         return text.encode("utf-8", "surrogatepass")
@@ -122,20 +122,20 @@ def as_bytes(text: str | bytes) -> bytes:
 
 
 def check_bytes(where: str, data: object) -> None:
-    """Refuse what is no content of a file.
+    """Refuse a file's content that is not bytes.
 
     Raises:
-        BadInput: it is no bytes.
+        BadInput: `data` is not bytes.
     """
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise refusal(where, "bytes", f"a {type(data).__name__}", "encode a text: text.encode()")
 
 
 def check_text(where: str, value: object) -> None:
-    """Refuse what is no text.
+    """Refuse a value that is not a text.
 
     Raises:
-        BadInput: it is something else.
+        BadInput: `value` is not a text.
     """
     if not isinstance(value, str):
         raise refusal(where, "a text", repr(value)[:200], "write str(...) around it, or decode bytes")

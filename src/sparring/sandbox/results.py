@@ -1,4 +1,4 @@
-"""Results of commands, from what a box told about their ends."""
+"""Results of commands, built from the box's reports of their ends."""
 
 from __future__ import annotations
 

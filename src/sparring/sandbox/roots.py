@@ -1,4 +1,4 @@
-"""What lies below the files that a box writes: the host's programs, or the layers of an image."""
+"""Roots of boxes, below the files that a box writes: the host's programs, or the layers of an image."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparring.sandbox.mounts import check_mounts
 from sparring.types import BoxSpec
 
 ImageOf = Callable[[str], UnpackedImage]
-"""Unpacked image by its name. Raises BadInput for a name that is not there."""
+"""Function from an image's name to the unpacked image. Raises BadInput for an unknown name."""
 
 HOST_IMAGES = ("python", "host")
 """Images whose programs are the host's."""
@@ -28,11 +28,11 @@ class Root:
     """Root of a box.
 
     Attributes:
-        kind: "python": the host's programs, and nothing but the box's own folders can be written. "host": the same as
-            an overlay. "layers": an image.
+        kind: "python": the host's programs; only the box's own folders can be written. "host": the same, with a
+            writable overlay. "layers": an image.
         layers: unpacked layers of the image, lowest first.
         folder: working folder of commands.
-        variables: variables of commands besides those of every box, by name.
+        variables: variables of commands, in addition to those of every box, by name.
     """
 
     kind: str = "python"
@@ -42,7 +42,7 @@ class Root:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """Folders in which the layers lie. A fork server shows some of these, and makes boxes of every image there."""
+        """Folders that contain the layers; one fork server makes boxes of every image in them."""
         return tuple(sorted({layer.parent for layer in self.layers}))
 
     def program_environment(self, environment: Mapping[str, str]) -> dict[str, str]:
@@ -53,7 +53,7 @@ class Root:
         return {**variables, **environment, **({"PATH": ":".join(searched)} if searched else {})}
 
     def limits(self) -> dict[str, Any]:
-        """Return what a box is told of its root, which `inner.root` reads."""
+        """Return the part of a box's first request that describes the root; `inner.root` reads it."""
         places = {folder: f"{SHOWN}/{number}" for number, folder in enumerate(self.folders)}
         layers = [f"{places[layer.parent]}/{layer.name}" for layer in self.layers]
         return {"image": self.kind, "layers": layers, "variables": dict(self.variables)}
@@ -64,10 +64,10 @@ def root_of(spec: BoxSpec, image_of: ImageOf, holds: HeldLayers, user: int) -> R
 
     Args:
         holds: keeps the layers from deletion.
-        user: `sandbox.user`, who must be able to read these.
+        user: `sandbox.user`, who must be able to read the layers.
 
     Raises:
-        BadInput: there is no such image, or its layers are gone or cannot be shown.
+        BadInput: the image does not exist, or its layers are gone or cannot be mounted.
     """
     if spec.image in HOST_IMAGES:
         return Root(kind=spec.image)
@@ -89,7 +89,7 @@ def stored_image(name: str, user: int) -> UnpackedImage:
     """Return a pulled image, whose layers belong to `sandbox.user`.
 
     Raises:
-        BadInput: there is no image of that name.
+        BadInput: no image has this name.
     """
     from sparring.sandbox.images.store import ImageStore
 

@@ -15,17 +15,17 @@ from sparring.types.boxes import check_count
 SEQUENCE = re.compile(rb"(\x1b(?:\[[0-?]*[ -/]*[@-~]|[ -/]*[0-Z\\-~]))")
 """Control sequence (ECMA-48, section 5.4), or another escape sequence (ISO 2022)."""
 MOST_UNENDED = 1 << 14
-"""Bytes of a sequence that has not ended, for example the text of a title; then it is given up."""
+"""Maximum number of bytes of a sequence without an end, such as the text of a title; a longer one is dropped."""
 MOST_COMBINED, MOST_SAVED = 8, 32
-"""Characters of one cell, and saved cursors."""
+"""Maximum numbers of characters in one cell, and of saved cursors."""
 MOST_COLUMNS, MOST_ROWS = 1000, 1000
 
 
 def check_size(columns: int, rows: int) -> None:
-    """Refuse a size that no terminal has.
+    """Refuse a size that no terminal can have.
 
     Raises:
-        BadInput: fewer than 1, or more than 1,000, columns or rows.
+        BadInput: the number of columns or rows is below 1 or above 1,000.
     """
     for name, value, most in (("columns", columns, MOST_COLUMNS), ("rows", rows, MOST_ROWS)):
         check_count(f"terminal.{name}", value, 1, most)
@@ -41,10 +41,10 @@ def _pyte() -> ModuleType:
 
 
 class Screen:
-    """Screen of so many columns and rows.
+    """Screen with the given numbers of columns and rows.
 
     Raises:
-        BadInput: a size that no terminal has, or pyte is not installed.
+        BadInput: no terminal can have this size, or pyte is not installed.
     """
 
     def __init__(self, columns: int, rows: int) -> None:
@@ -71,7 +71,7 @@ class Screen:
                     super().draw(text[: self._room()] if combines else text)
 
             def _room(self) -> int:
-                """Return how many characters fit into the cell before the cursor."""
+                """Return the room for combining characters in the cell before the cursor."""
                 at = self.cursor.x - 1
                 line = self.buffer[self.cursor.y if at >= 0 else self.cursor.y - 1]
                 return max(0, MOST_COMBINED - len(line[at if at >= 0 else self.columns - 1].data))
@@ -81,8 +81,8 @@ class Screen:
         self._unended = 0
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Show what a program writes, part by part; yield for each what the terminal answers. A sequence that pyte
-        cannot read shows nothing."""
+        """Show a program's output part by part; yield the terminal's answer to each part. A sequence that pyte cannot
+        read shows nothing."""
         for part in SEQUENCE.split(data):
             try:
                 self._stream.feed(part)
@@ -98,7 +98,7 @@ class Screen:
         """Change the size.
 
         Raises:
-            BadInput: a size that no terminal has.
+            BadInput: no terminal can have this size.
         """
         check_size(columns, rows)
         self._screen.resize(rows, columns)

@@ -26,7 +26,7 @@ INNER_UID = 1000
 HAND_OVER_S = 20.0
 """Seconds that a server may take to accept a box."""
 KILLED_FIRST = 500
-"""Score that boxes get from the out-of-memory killer beyond this process; their commands get 1000."""
+"""Out-of-memory score of boxes above that of this process; their commands have 1000."""
 SETARCH = (
     "/usr/bin/setarch"  # with fixed addresses, code that prints `<map object at 0x...>` prints the same in every run
 )
@@ -53,7 +53,7 @@ INNER = (
     *("filter", "calls", "root", "confine", "stand_ins", "files", "processes"),
     *("wire", "command", "run", "shell", "boxes"),
 )
-"""Modules of the program inside, each after those that it imports."""
+"""Modules of the program inside bubblewrap, each after those that it imports."""
 # The program inside comes in an open file, because bubblewrap's user may be unable to read our folder.
 BOOT = """
 import json, sys, types
@@ -78,9 +78,9 @@ def find_python(config: SandboxConfig) -> str:
 
 
 def command_line(config: SandboxConfig, mounts: Mapping[str, str] | None = None, root: Root = Root()) -> list[str]:
-    """Return the bubblewrap command of one fork server, up to the number of the open file with the program inside.
-    From the host, boxes see only /usr, its loader's tables, the interpreter and the mounts. Boxes of an image see of
-    these only devices: the rest is for the server itself.
+    """Return the bubblewrap command of one fork server, up to the number of the open file with the program inside. From
+    the host, boxes see only /usr, its loader's tables, the interpreter and the mounts. Boxes of an image see only
+    devices: the rest is for the server itself.
 
     Args:
         mounts: files and folders of the host, by their path in the boxes.
@@ -135,8 +135,8 @@ def _readable(text: str, given: ExitStack) -> int:
 
 @contextmanager
 def killed_first() -> Iterator[None]:
-    """Start processes in this context that the kernel's out-of-memory killer takes before this one. They inherit it;
-    where this process is root, they cannot undo it (proc_pid_oom_score_adj(5))."""
+    """Context in which new processes are the first that the kernel's out-of-memory killer takes. Their children inherit
+    this; if this process is root, they cannot undo it (proc_pid_oom_score_adj(5))."""
     file = Path("/proc/self/oom_score_adj")
     try:
         before = file.read_text()
@@ -156,7 +156,7 @@ class Server:
     Args:
         mounts: files and folders of the host that programs need, by their path in the boxes; None: the boxes run no
             programs.
-        root: root of the boxes. Boxes of every image whose layers lie in the same folders can be made.
+        root: root of the boxes. The server can make boxes of every image whose layers lie in the same folders.
     """
 
     def __init__(self, config: SandboxConfig, mounts: Mapping[str, str] | None = None, root: Root = Root()) -> None:
@@ -177,9 +177,9 @@ class Server:
         """Start a box and return the parent's end of its socket; start the server first if it is not running.
 
         Args:
-            joined: two pipe ends to pass to the box, by the first of which its first command reads from another box,
-                and by the second writes to that box; or none.
-            frozen: layers of another box.
+            joined: two pipe ends for the box's first command, or none: one to read from another box, one to write to
+                it.
+            frozen: descriptors of frozen layers of another box.
 
         Raises:
             SandboxError: bubblewrap could not be started, or this process has too many open files.

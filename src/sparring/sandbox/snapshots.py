@@ -17,9 +17,9 @@ MOST_LAYERS = 200
 
 
 class FrozenLayer:
-    """Frozen layer of a box, as long as something refers to it.
+    """Frozen layer of a box, kept as long as an object refers to it.
 
-    A box that is made over it uses its descriptor up and gives a new one back, so one box at a time is made.
+    A new box over the layer uses the descriptor up and gives a new one back, so boxes are made one at a time.
 
     Args:
         file: descriptor of its mount, which this object closes.
@@ -33,7 +33,7 @@ class FrozenLayer:
         self.close()
 
     def close(self) -> None:
-        """Let the files go, unless a box lies over them."""
+        """Free the files, unless a box lies over them."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -54,13 +54,13 @@ class FrozenLayer:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayeredSnapshot:
-    """State of a box's files, over which other boxes can be made. Implements `protocols.Snapshot`.
+    """State of a box's files, from which other boxes can be forked. Implements `protocols.Snapshot`.
 
     Attributes:
         layers: frozen layers, lowest first.
         used: whether commands had run in the box.
-        prepared: first snapshot of this line of boxes, or what `Env.prepare` left, of which verifiers are forks; None:
-            this one is it.
+        prepared: snapshot that verifiers are forks of: the one after `Env.prepare`, or else the first of the box and
+            the boxes that it descends from. None: this snapshot itself.
     """
 
     spec: BoxSpec
@@ -74,7 +74,7 @@ class LayeredSnapshot:
 
 
 class Line:
-    """Snapshots of one box, and what it inherited from the one that it is a fork of.
+    """Snapshots of one box, and the state of the snapshot that it is a fork of.
 
     Args:
         below: snapshot that the box is a fork of.
@@ -82,7 +82,7 @@ class Line:
     Attributes:
         layers: frozen layers below the files that the box writes, lowest first.
         prepared: snapshot that verifiers of the box are forks of.
-        judge: in a verifier, the same snapshot, or None of a fresh box; () in any other box.
+        judge: in a verifier, a tuple of the snapshot that it is a fork of, or of None; in any other box, ().
     """
 
     def __init__(self, spec: BoxSpec, root: Root, below: LayeredSnapshot | None) -> None:
@@ -98,26 +98,27 @@ class Line:
         return self._state.used
 
     def close(self) -> None:
-        """Let go of every layer, once the box is closed."""
+        """Release every layer, once the box is closed."""
         self._state = LayeredSnapshot(spec=self._spec, root=self._root)
         self.layers, self.prepared, self.judge = (), None, ()
 
     def limits(self) -> Mapping[str, object]:
-        """Return what a box is told of its commands."""
+        """Return the working folder and the environment of commands, for the box's first request."""
         return {"folder": self._state.folder, "environment": self._state.environment}
 
     def check(self) -> None:
-        """Refuse a snapshot on top of too many.
+        """Refuse another snapshot of a box with too many layers.
 
         Raises:
-            BadInput: there are `MOST_LAYERS` layers.
+            BadInput: the box has `MOST_LAYERS` layers.
         """
         if len(self.layers) >= MOST_LAYERS:
             expected, actual = f"at most {MOST_LAYERS} snapshots on top of each other", f"{MOST_LAYERS + 1}"
             raise refusal("snapshot", expected, actual, "fork an earlier one")
 
     def add(self, layers: Sequence[FrozenLayer], processes: Sequence[str], used: bool) -> LayeredSnapshot:
-        """Return a new snapshot, with these layers on top."""
+        """Keep layers on top of `layers`, and return a snapshot with all. `processes`: command lines of the processes
+        that were ended for it; `used`: whether a command has run in the box or in one that it descends from."""
         self.layers += tuple(layers)
         state = self._state
         made = LayeredSnapshot(
@@ -135,10 +136,10 @@ class Line:
 
 
 def check_prepared(used: bool) -> None:
-    """Refuse a verifier of a box that was never snapshot.
+    """Refuse a verifier of a box without a snapshot, if the box is used.
 
     Raises:
-        BadInput: commands have run in it.
+        BadInput: commands have run in the box.
     """
     if used:
         expected = "a box with a snapshot from before the policy's first command"
@@ -147,7 +148,7 @@ def check_prepared(used: bool) -> None:
 
 
 def still_lives(processes: Sequence[str]) -> Exception:
-    """Return the refusal of a snapshot beside processes that live on."""
+    """Return the refusal of a snapshot while processes still run."""
     expected, remedy = (
         "a box in which no process lives on",
         "close them first, or write snapshot(ends=True), which ends them",
@@ -156,10 +157,10 @@ def still_lives(processes: Sequence[str]) -> Exception:
 
 
 def checked(snapshot: object) -> LayeredSnapshot:
-    """Return a snapshot of these boxes.
+    """Return the snapshot, if it is of this kind of pool.
 
     Raises:
-        BadInput: it is something else.
+        BadInput: `snapshot` is something else.
     """
     if not isinstance(snapshot, LayeredSnapshot):
         actual = f"a {type(snapshot).__name__}"

@@ -1,4 +1,4 @@
-"""`sparring-boxes doctor` and `sparring-boxes image`: the commands of boxes, which `sparring` has too."""
+"""Verbs `doctor` and `image` of the command lines `sparring-boxes` and `sparring`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def add_doctor(verbs: Verbs) -> None:
-    """Register the verb."""
+    """Register the verb `doctor`."""
     doctor = verbs.add_parser(
         "doctor",
         help="say what this machine enforces for boxes, how, and what each missing thing costs",
@@ -56,7 +56,7 @@ def run_doctor(args: argparse.Namespace) -> int:
 
 
 def add_image(verbs: Verbs) -> None:
-    """Register the verb with its own verbs."""
+    """Register the verb `image` with its own verbs."""
     parser = verbs.add_parser("image", help="pull, list and remove images of boxes")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     pull = verbs.add_parser(

@@ -1,4 +1,4 @@
-"""Boxes in which the policy's work is judged: the files that cross into them, and two programs that converse."""
+"""Boxes in which the policy's work is judged: files copied into them, and two programs connected by pipes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def checked_paths(paths: Sequence[str]) -> tuple[str, ...]:
     """Return the paths, each once.
 
     Raises:
-        BadInput: they are a text, or one of them names no file or leads out of a folder on its way.
+        BadInput: `paths` is no list of paths, or a path names no file or contains '.' or '..'.
     """
     if isinstance(paths, (str, bytes)) or not isinstance(paths, Iterable):
         raise refusal("verifier", "a list of paths", repr(paths), f"write [{paths!r}]")
@@ -31,10 +31,10 @@ def checked_paths(paths: Sequence[str]) -> tuple[str, ...]:
 
 
 async def carry(judged: FileAccess, verifier: FileAccess, paths: Sequence[str], most_bytes: int) -> None:
-    """Write files of the policy's box into its verifier, and remove there what is missing here.
+    """Write files of the policy's box into its verifier, and remove there the files that are missing here.
 
     Raises:
-        SpoiltFile: a command left something else at a path, a file of more than `most_bytes`, or more than fits.
+        SpoiltFile: a command left no regular file at a path, one of more than `most_bytes`, or more than fits.
         SandboxError: a box failed.
     """
     for path in paths:
@@ -47,7 +47,7 @@ async def carry(judged: FileAccess, verifier: FileAccess, paths: Sequence[str], 
 
 
 def pipes_between() -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return for each of two programs what it reads from and what it writes to.
+    """Return for each of two programs the pipe ends that it reads from and writes to.
 
     Raises:
         SandboxError: this process has too many open files.
@@ -69,8 +69,8 @@ async def conversation(
     """Run two programs, each in its box, and close the boxes.
 
     Args:
-        asking: commands of a box and program, whose end ends the other one. It has twice the time limit of the spec.
-        answering: commands of a box and program that is asked.
+        asking: commands of a box, and the program that asks, with twice the spec's time limit. Its end ends the other.
+        answering: commands of a box, and the program that answers.
         in_image: whether the boxes are of an image with a Python of its own.
         slots: slots of the pool, of which both take one.
 

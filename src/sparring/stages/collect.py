@@ -39,16 +39,16 @@ FILE = "traces.jsonl"
 
 
 async def run(context: Context) -> dict[str, Any]:
-    """Roll the teacher out and write `<run>/collect/traces.jsonl`, one conversation a line, in the order of the tasks.
+    """Run the teacher's rollouts and write `<run>/collect/traces.jsonl`, one conversation a line, in task order.
 
-    The result of a task is recorded when all its rollouts have ended, so a resume plays the remaining tasks alone. A
+    The result of a task is recorded when all its rollouts have ended, so a resume plays only the remaining tasks. A
     task with a rollout that the infrastructure broke is recorded only when the stage ends.
 
     Returns:
         `data`: the file. `tasks`, `traces`, `rollouts`: their numbers. Rollouts without a trace: `failed` (the
-        infrastructure broke), `unscored` (the environment gave no reward), `unfinished` (a limit cut them short)
-        and `full` (unfinished at the end of a context). `unsaid`: traces left out because the policy's chat format
-        or its context cannot hold them.
+        infrastructure broke), `unscored` (the environment gave no reward), `unfinished` (a limit cut them short) and
+        `full` (unfinished because the policy's or the teacher's context was full). `unsaid`: traces left out because
+        the policy's chat format or its context cannot hold them.
 
     Raises:
         BadInput: no rollout earned `min_reward`, or the policy cannot imitate more than one trace in ten.
@@ -163,8 +163,8 @@ def _task_result(config: RunConfig, factory: EnvFactory, task: Task, finished: S
 def _sayable(context: Context, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the traces that the policy could have sampled.
 
-    A chat template may change a malformed reply, such as one with half a tool call in its text, and a teacher may have
-    said more than the policy has positions for.
+    A chat template may change a malformed reply, such as a reply with half a tool call in its text. A teacher's text
+    may have more tokens than the policy has positions.
     """
     source, tools = context.input("sft"), context.factory.make().tools
     renderer, longest = renderer_of(context.config, source), outline_of(source).max_positions

@@ -1,4 +1,4 @@
-"""The parts of a run that every stage is handed, and the files that stages leave."""
+"""Parts of a run that every stage gets, and the files that stages write."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 MEMORY_WARNING_KEY = "memory"
 """Key in the store: the last sentence of `sparring check` about the run's memory."""
 CHOSEN = "memory/token_budget"
-"""Key in the store: the sentence about the `train.token_budget` that the machine chose when the run began."""
+"""Key in the store: the sentence about the `train.token_budget` chosen for this machine when the run began."""
 ORDER = ("init", "collect", "sft", "preference", "reward_model", "rl", "distill", "eval", "export")
 ONLINE_STAGES = ("rl", "distill")
-"""Stages that train on what the policy samples meanwhile, so they publish weights."""
+"""Stages in which the policy samples while it is trained, so they publish weights to the engine."""
 TRAINING_STAGES = ("sft", "preference", "reward_model", *ONLINE_STAGES)
 SERVING_STAGES = (*ONLINE_STAGES, "eval")
 """Stages that sample from the policy."""
@@ -41,7 +41,7 @@ class Replay:
     """Replay of recorded steps of an online stage, in a copy of its run.
 
     Attributes:
-        updates: function from the policy's engine and the engine's checkpoint folder to the part that takes published
+        updates: function of the policy's engine and the engine's checkpoint folder; returns the receiver of published
             weights.
     """
 
@@ -67,7 +67,7 @@ class RunFiles:
         before it, or else the checkpoint that the recipe names.
 
         Raises:
-            BadInput: there is neither, or the output of that stage was deleted.
+            BadInput: no earlier stage and no checkpoint of the recipe gives weights, or the weights were deleted.
         """
         before = self.before(stage)
         if before is not None:
@@ -87,7 +87,7 @@ class RunFiles:
         )
 
     def before(self, stage: str) -> str | None:
-        """Return the nearest finished stage before `stage` whose output is the policy, or None."""
+        """Return the nearest finished stage before `stage` whose output is the policy; None without one."""
         stages = reversed(ORDER[: ORDER.index(stage)])
         return next((each for each in stages if each not in NON_POLICY_STAGES and self.done(each) is not None), None)
 
@@ -101,7 +101,7 @@ class Context(RunFiles):
     """Parts that all stages of a run share. The code that opened them closes them.
 
     Attributes:
-        box_starts: places for boxes that start, over training, baselines and evaluation together.
+        box_starts: limit on boxes that start at once, shared by training, baselines and evaluation.
     """
 
     sink: Sink
@@ -121,7 +121,7 @@ def given_checkpoint(config: RunConfig) -> Path | None:
 
 
 def renderer_of(config: RunConfig, path: Path, model: str = POLICY) -> Renderer:
-    """Load the renderer of a checkpoint folder, or of an adapter's base, with the settings of a model of the recipe."""
+    """Load the renderer of a checkpoint folder, for an adapter of its base, with the recipe's settings of `model`."""
     from sparring.render.load import load_renderer
 
     spec, render = config.models[model], config.render

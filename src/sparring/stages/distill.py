@@ -20,7 +20,7 @@ STAGE = "distill"
 
 
 async def run(context: Context) -> dict[str, Any]:
-    """Train the stage's input and write a Hugging Face folder, or an adapter's."""
+    """Train the stage's input and write a Hugging Face or adapter folder."""
     config = context.config
     training = OnlineTraining(context, STAGE, config.distill, _losses(config, context.store))
     objective = OnlineObjective(

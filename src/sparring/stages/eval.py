@@ -25,7 +25,7 @@ async def run(context: Context) -> dict[str, Any]:
 
     Returns:
         Evaluations as plain data, by name: one for each checkpoint; with `[eval] teachers`, `teacher/<name>` for each
-        teacher; with `no_tool_tasks`, `no_tool` for the last checkpoint without its tool host.
+        teacher; with `no_tool_tasks`, `no_tool` for the last checkpoint with a disabled sandbox.
     """
     config = context.config.eval
     tasks = held_out(context.config, context.factory, config.tasks)
@@ -54,7 +54,7 @@ async def run(context: Context) -> dict[str, Any]:
 
 
 def _weights_of_stage(context: Context, stage: str) -> Path:
-    """Return the folder of the weights to evaluate. An evaluation that resumes keeps the choice it began with."""
+    """Return the folder of the weights to evaluate. A resumed evaluation keeps its first choice of weights."""
     key = f"eval/{stage}/weights"
     begun = next(iter(context.store.groups(stage=f"eval/{stage}")), None) is not None
     weights = str(context.store.get(key)) if begun else context.config.eval.weights

@@ -35,8 +35,8 @@ async def run(context: Context) -> dict[str, Any]:
 
 
 def export_folder(source: Path, out: Path, dtype: str, run: tuple[RunConfig, Store] | None = None) -> list[str]:
-    """Write a checkpoint as a Hugging Face folder, whole or not at all, with the head that it has; an adapter is merged
-    into its base. Return sentences about the chat format.
+    """Write a checkpoint as a Hugging Face folder, whole or not at all, with the checkpoint's own head; an adapter is
+    merged into its base. Return sentences about the chat format.
 
     Args:
         run: recipe and record of the run that trained `source`, for its chat format; None: the source's own format.

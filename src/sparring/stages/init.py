@@ -54,7 +54,7 @@ async def run(context: Context) -> dict[str, Any]:
 
 
 def ends_of(tokenizer: Tokenizer) -> list[int] | None:
-    """Return the ids of ChatML that end a turn; None for a copied tokenizer of another format."""
+    """Return the ids of ChatML's tokens that end a turn; None for a copied tokenizer of another format."""
     ids = [tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")]
     return [id for id in ids if id is not None] or None
 
@@ -72,8 +72,8 @@ def copy_tokenizer(folder: Path, out: Path) -> None:
 def fit_tokenizer(conversations: Sequence[Conversation], vocab_size: int, out: Path) -> None:
     """Train a tokenizer on rendered conversations, cut at special tokens, and write it to `out`.
 
-    A tokenizer without merges, in the same folder, renders them, so that the tool header, the JSON and the tools'
-    answers have the form that the policy will see.
+    The conversations are rendered with a tokenizer without merges, in the same folder, so that tool header, JSON and
+    tools' answers have the form that the policy will see.
     """
     from sparring.render.load import load_renderer
     from sparring.render.train_tokenizer import MIN_VOCAB_SIZE, train_tokenizer

@@ -9,7 +9,7 @@ from sparring.stages import collect, distill, eval, export, init, preference, re
 from sparring.stages.context import Context
 
 Stage = Callable[[Context], Awaitable[dict[str, Any]]]
-"""Runs one stage and returns its result as plain data, which the store keeps."""
+"""Function that runs one stage and returns its result as plain data for the store."""
 
 STAGES: Mapping[str, Stage] = {
     "init": init.run,

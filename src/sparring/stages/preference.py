@@ -33,7 +33,7 @@ HEADLINES = {"loss": "loss_preference", "accuracy": "accuracy", "reward_margin":
 
 
 async def run(context: Context) -> dict[str, Any]:
-    """Train the stage's input on preferences and write a Hugging Face folder, or an adapter's.
+    """Train the stage's input on preferences and write a Hugging Face or adapter folder.
 
     The reference is the input itself. The trainer computes its log-probabilities once, before the first step.
 
@@ -108,7 +108,7 @@ async def _with_reference(trainer: Trainer, units: Sequence[Unit]) -> list[Unit]
 
 async def _held_out_accuracy(trainer: Trainer, loss: PairLoss | Kto, units: Sequence[Unit]) -> dict[str, float]:
     """Return the share of pairs whose chosen reply has the larger reward. With KTO, a wanted reply counts if its reward
-    is above 0, an unwanted one if it is below."""
+    is above 0, an unwanted reply if its reward is below 0."""
     from sparring.algo.loss.preference.dpo import Dpo
     from sparring.algo.loss.preference.pairs import PairForm, PairLoss, rewards_of
 

@@ -94,7 +94,7 @@ def turn_labels(sampled: Sequence[bool], row: JudgedTurns) -> dict[int, float]:
     assistant's tokens.
 
     Raises:
-        BadInput: two messages of the assistant stand in one turn.
+        BadInput: one turn contains two assistant messages.
     """
     ends = [
         place + 1

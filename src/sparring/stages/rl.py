@@ -21,7 +21,7 @@ STAGE = "rl"
 
 
 async def run(context: Context) -> dict[str, Any]:
-    """Train the stage's input and write a Hugging Face folder, or an adapter's.
+    """Train the stage's input and write a Hugging Face or adapter folder.
 
     Returns:
         The result of `OnlineTraining.train`, and the folder of each other trained model by its use: `critic`,

@@ -15,7 +15,7 @@ from sparring.stages.runtime.offline import supervise
 
 
 async def run(context: Context) -> dict[str, Any]:
-    """Fine-tune the stage's input on demonstrations and write a Hugging Face folder, or an adapter's.
+    """Fine-tune the stage's input on demonstrations and write a Hugging Face or adapter folder.
 
     Returns:
         `rows` (distinct demonstrations), `tokens_trained`, `loss` of the last step and `model`, the folder.

@@ -26,11 +26,11 @@ WAY_OUT = {
 
 
 def store_error(path: Path, what: str, error: sqlite3.Error | OSError) -> StoreError:
-    """Return a StoreError that says what the disk or this process lacks, or what is wrong with the file.
+    """Return a StoreError that names what the disk or the process lacks, or the defect of the file.
 
     Args:
         path: file or folder of the store.
-        what: what was to be done, as an infinitive.
+        what: the action that failed, as an infinitive.
     """
     code = getattr(error, "sqlite_errorname", "SQLITE_CANTOPEN")
     ways = (way for name, way in WAY_OUT.items() if code.startswith(name))

@@ -1,4 +1,4 @@
-"""Codec nouns <-> bytes in MessagePack. Floats are stored as 64 bits, so a log-probability is restored to the bit.
+"""MessagePack codec of `sparring.types`. Floats are stored as 64 bits, so a log-probability is restored to the bit.
 
 User values in `Task.data`, `ToolCall.arguments` or `Store.put` are plain data: None, bool, int of any size, float, str,
 bytes, lists and string-keyed mappings. A tuple is restored as a list.
@@ -38,13 +38,13 @@ def _plain(value: Any) -> Any:
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 _making = Lock()
-"""Held while a decoder is made: msgspec puts what it knows of a class on the class before that is complete, and another
-thread that decodes with it then crashes the process."""
+"""Lock while a decoder is made: msgspec attaches its description of a class to the class before that description is
+complete, and a thread that decodes with an incomplete one crashes the process."""
 
 
 class StoredRollout(msgspec.Struct, frozen=True, kw_only=True):
-    """Rollout as it is stored. `task` is None if it is its group's. Leading ids that a branch has in common with the
-    one that it leaves are left out: `shared[t]` says, by segment of trajectory t, where they are. It is empty if no
+    """Rollout as it is stored. `task` is None if the rollout has its group's task. Ids that a branch shares with the
+    branch that it leaves are left out: `shared[t]` locates them, by segment of trajectory t. `shared` is empty if no
     trajectory has such ids."""
 
     id: str
@@ -109,7 +109,7 @@ class StoredGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode(value: Any) -> bytes:
-    """Encode a noun or plain data.
+    """Encode a data type of `sparring.types`, or plain data.
 
     Raises:
         TypeError: the value contains something that is not plain data.
@@ -133,8 +133,8 @@ def decode(data: bytes, kind: type[T]) -> T:
 
 
 def refused_entries(data: bytes, error: msgspec.ValidationError) -> dict[str, Any]:
-    """Return the entries that are no float of the table that an error of `decode` names; the error leaves out which
-    entry it means."""
+    """Return the entries that are no float of the table in which `decode` failed; `error` names the table but not the
+    entry."""
     table = msgspec.msgpack.decode(data, ext_hook=_extension)
     for key in re.findall(r"\w+", str(error).partition("`$")[2]):
         table = table[int(key)] if isinstance(table, list) else table.get(key)
@@ -154,7 +154,7 @@ def _extension(code: int, data: memoryview) -> int:
 
 
 def _with_big_ints(value: Any) -> Any:
-    """Return plain data with every integer beyond 64 bits as an extension."""
+    """Return plain data with every integer beyond 64 bits as a MessagePack extension."""
     if isinstance(value, dict):
         return {k: _with_big_ints(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

@@ -2,7 +2,7 @@
 
 Rollouts of equal asynchronous runs begin and end in any order, so times are ignored. Events are compared in the order
 of training: step by step the admissions, the groups, their order in the update, and the published weights. Within a
-group, rollouts are compared by place; within a rollout, the turns as recorded, then outcome and score. Seconds, cache
+group, rollouts are compared by index; within a rollout, the turns as recorded, then outcome and score. Seconds, cache
 counts and broken attempts that were rebuilt are ignored.
 """
 
@@ -22,14 +22,14 @@ DIGEST_BYTES = 8
 """Number of bytes of each tensor's digest, in the log entry of a published version."""
 
 TURN_FIELDS = ("parent", "source", "model", "finish_reason", "message", "label")
-"""Fields of a turn, besides its tokens, that are compared."""
+"""Compared fields of a turn, in addition to its tokens."""
 
 OF_TIME = ("_s", "_ms")
 """Suffixes of metrics that measure time."""
 
 PARTS = {"task": "task", "digest": "digest of the task's contents", "version": "version of the weights"}
-"""Compared parts of an admission, in order, with their names. The number of groups that the source had observed is not
-compared: it matters only if another task follows, which is then the difference."""
+"""Compared parts of an admission, in order, with their names. The number of groups observed before is not compared: if
+it matters, the next task differs."""
 
 COLUMNS = ("token", "log-probability", "version", "KV version", "kept set")
 """Values recorded for each token, in the order of comparison."""
@@ -162,7 +162,7 @@ def _admission(store: Store, stage: str, index: int) -> Mapping[str, Any] | None
 
 
 def _last(store: Store, stage: str, name: str, kind: LogKind) -> Mapping[str, Any] | None:
-    """Return the data of the latest entry of a kind with a given id."""
+    """Return the data of the latest log entry of a kind about the id `name`."""
     entries = list(store.entries(stage, name=name, kinds=(kind,)))
     return entries[-1][1].data if entries else None
 
@@ -188,7 +188,7 @@ def _published_difference(where: str, first: Mapping[str, Any], second: Mapping[
 
 
 def _group_difference(where: str, left: Group, right: Group) -> RecordDifference | None:
-    """Return the first difference between two groups: of the task, of the rollouts by place, or of their scores.
+    """Return the first difference between two groups: of the task, of the rollouts by index, or of their scores.
     `where` is the event that they belong to, for the report."""
     where = f"{where}, {left.id}"
     if left.task.id != right.task.id:
@@ -287,7 +287,7 @@ def _score_difference(where: str, left: Score | None, right: Score | None) -> Re
 
 
 def _by_place(group: Group) -> dict[int, Rollout]:
-    """Return the final attempt of each rollout of a group, by place."""
+    """Return the final attempt of each rollout of a group, by its index."""
     return {rollout.index: rollout for rollout in (*sorted(group.failed, key=lambda r: r.attempt), *group.rollouts)}
 
 

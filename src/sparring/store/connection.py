@@ -1,8 +1,8 @@
 """Connections to the database of a store.
 
-A write-ahead log needs shared memory between its connections, in a file beside the database. On a file system of
-several machines that does not work (sqlite.org/wal.html), so there a store is opened with exclusive locking, whose
-index of the log is in the process's own memory: one connection alone, and readers only after it is closed.
+A write-ahead log needs shared memory between its connections, in a file next to the database. On a file system of
+several machines that does not work (sqlite.org/wal.html), so there a store is opened with exclusive locking. The index
+of the log is then in the process's own memory: there is one connection, and no reader before it is closed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def needs_exclusive(path: Path) -> bool:
 
 
 def lock_of(path: Path) -> Path:
-    """Return the lock file of the run folder that has a database."""
+    """Return the lock file of a database's run folder."""
     return path.with_name(path.name + ".lock")
 
 
@@ -40,7 +40,7 @@ def connect(path: Path, *, read_only: bool = False, exclusive: bool = False) -> 
         exclusive: share no memory with other connections. Readers then come after the writer.
 
     Raises:
-        BadInput: `read_only` and `exclusive`, and a run holds the folder.
+        BadInput: `read_only` and `exclusive` are set, and a run has locked the folder.
         StoreError: the file cannot be opened, or lost its beginning.
     """
     try:
@@ -75,7 +75,7 @@ def copy_store(source: Path, target: Path) -> None:
     """Copy a store at its last commit; a run may be writing it.
 
     Raises:
-        BadInput: a run holds it on a file system without shared memory.
+        BadInput: a run has opened the store, on a file system without shared memory.
         StoreError: the store cannot be read, or the disk is full.
     """
     try:
@@ -92,7 +92,7 @@ def is_blank(path: Path) -> bool:
     """Return True if a store's file is missing, empty, or without tables.
 
     Raises:
-        BadInput: another version wrote it, it is no database, or a run holds it on a file system without shared memory.
+        BadInput: another version wrote the file, it is no database, or a run has opened it without shared memory.
         StoreError: the database lost its beginning, or cannot be read.
     """
     check_header(path)

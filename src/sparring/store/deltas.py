@@ -1,4 +1,4 @@
-"""Shared beginnings of a conversation and its branches, which are stored once."""
+"""Leading ids that a conversation and its branches share, which are stored once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Shared(NamedTuple):
 
     Attributes:
         last: index of the earlier segment that ends the branch in which the ids occur.
-        count: number of ids at the beginning of that branch with which this segment begins, too.
+        count: number of leading ids that the segment shares with that branch.
     """
 
     last: int
@@ -23,8 +23,8 @@ class Shared(NamedTuple):
 
 
 def without_shared(segments: Sequence[Segment]) -> tuple[tuple[Segment, ...], dict[int, Shared]]:
-    """Return a trajectory's segments with branches stripped of the ids that they share with the conversation they
-    leave, and the place of these ids by segment index."""
+    """Return a trajectory's segments without the leading ids that a branch shares with the conversation that it leaves,
+    and the location of these ids by segment index."""
     if all(segment.fork is None for segment in segments):
         return tuple(segments), {}
     shared: dict[int, Shared] = {}
@@ -53,7 +53,7 @@ def with_shared(segments: Sequence[Segment], shared: Mapping[int, Shared]) -> tu
 
 
 def branch_ids(segments: Sequence[Segment], last: int | None) -> tuple[int, ...]:
-    """Return all ids from the root of a branch to the end of segment `last`; none if that is None."""
+    """Return all ids from the root of a branch to the end of segment `last`; empty if `last` is None."""
     path: list[Sequence[int]] = []
     at = last
     while at is not None:

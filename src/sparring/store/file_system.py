@@ -1,4 +1,4 @@
-"""File systems that processes of several machines see. A file there cannot be shared memory of all its readers, which
+"""Detection of file systems that several machines share. A file there cannot be shared memory of all its readers, which
 SQLite's write-ahead log needs, unless one connection alone opens it."""
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ REMOTE = frozenset(
         *("wekafs", "orangefs", "pvfs2", "ocfs2", "gfs2", "9p", "virtiofs", "vboxsf", "prl_fs"),
     )
 )
-"""Types of file systems of several machines. Any type behind `fuse` may be one, except those of `LOCAL`."""
+"""Types of file systems that several machines share. Any FUSE type may be shared, too, except those in `LOCAL`."""
 LOCAL = frozenset(("fuseblk", "fuse.fuse-overlayfs", "fuse.overlayfs"))
-"""Types of file systems behind `fuse` that one machine sees."""
+"""FUSE types of file systems that a single machine uses."""
 
 LOCKS_HERE = frozenset(("nolock", "local_lock=all", "local_lock=flock", "localflock"))
-"""Options of NFS and Lustre with which a lock is unknown to other machines."""
+"""Mount options of NFS and Lustre with which other machines do not see a lock."""
 
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
@@ -39,12 +39,12 @@ class FileSystem:
 
     @property
     def remote(self) -> bool:
-        """Whether processes of other machines may see its files."""
+        """Whether processes on other machines may see the files."""
         return self.kind in REMOTE or self.kind.startswith("fuse") and self.kind not in LOCAL
 
     @property
     def locks_here_alone(self) -> bool:
-        """Whether its locks are unknown to other machines."""
+        """Whether other machines do not see the locks."""
         return self.remote and not LOCKS_HERE.isdisjoint(self.options)
 
 
@@ -52,7 +52,7 @@ def file_system_of(path: Path, mounts: Path = MOUNTS) -> FileSystem:
     """Return the file system of a path, which need not exist.
 
     Args:
-        mounts: file in the format of `MOUNTS`; one that cannot be read names no file system.
+        mounts: file in the format of `MOUNTS`; an unreadable file names no file system.
     """
     try:
         lines = mounts.read_text(errors="surrogateescape").splitlines()

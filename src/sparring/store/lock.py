@@ -17,7 +17,7 @@ class RunLock:
     for the error of the next process.
 
     Args:
-        reads: the next process is a reader where there is no shared memory. It does not name itself in the file.
+        reads: True for a reader of a store without shared memory, which does not write its pid and host into the file.
 
     Raises:
         BadInput: another process, or another store in this one, holds the lock, or the file system has no locks.
@@ -51,7 +51,7 @@ class RunLock:
 
 
 def _holder(words: list[str]) -> str:
-    """Describe the process that holds a lock by the words of the file: its pid, and its host if it is another."""
+    """Describe the process that holds a lock by the words of the lock file: its pid, and its host if not ours."""
     if not words:
         return "one that is just starting"
     pid, *hosts = words

@@ -1,6 +1,6 @@
 """Durable record of a run in one SQLite file.
 
-Crash safety: every method is one transaction in write-ahead-log mode, so after kill -9 it happened or it did not.
+Crash safety: every method is one transaction in write-ahead-log mode, so after kill -9 a call took effect or did not.
 `synchronous = NORMAL` leaves the log's pages with the kernel at commit: they survive the death of this process, not a
 power cut. A checkpoint manifest is committed with `FULL`, which also makes everything before it durable on disk.
 
@@ -47,16 +47,16 @@ LOG_BYTES = 8 << 20
 
 class SqliteStore:
     """Store in one SQLite file, for one writer per folder; readers (report, replay) open it with `read_only`.
-    Implements `protocols.Store`. Every method may raise StoreError (the disk is full, or the file is damaged): it has
-    then written nothing, and earlier records are safe.
+    Implements `protocols.Store`. Every method may raise StoreError (the disk is full, or the file is damaged): the
+    method then wrote nothing, and earlier records are safe.
 
     Args:
         path: database file; its folder is created. `<path>.lock` is the lock of the run folder.
-        read_only: take no lock and write nothing; for live runs too, unless `exclusive`.
-        exclusive: open with exclusive locking, without live readers; None: if the file system is of several machines.
+        read_only: take no lock and write nothing; also during a run, unless `exclusive`.
+        exclusive: open with exclusive locking, without live readers; None: if several machines share the file system.
 
     Raises:
-        BadInput: another run holds the folder, another version wrote the file, or it is no store.
+        BadInput: another run has locked the folder, another version wrote the file, or the file is no store.
         StoreError: the file cannot be opened.
     """
 
@@ -133,7 +133,7 @@ class SqliteStore:
         """Record scored groups with their rollouts, in one transaction.
 
         Raises:
-            StoreError: the stage already has a group with that index that is not superseded.
+            StoreError: the stage already has a group of the same index that is not superseded.
         """
         encoded = [(group, encode(StoredGroup.of(group)), _rollout_rows(group)) for group in groups]
         num_bytes = sum(len(data) + sum(len(row[-1]) for row in rollouts) for _, data, rollouts in encoded)
@@ -172,7 +172,7 @@ class SqliteStore:
         """Return a rollout of a recorded group, the latest one if a resumed run repeated it.
 
         Raises:
-            BadInput: there is no such rollout.
+            BadInput: no recorded group has a rollout of this id.
         """
         rows = self._rows(
             "SELECT rollouts.data, groups.data FROM rollouts JOIN groups ON groups.row = in_group"
@@ -200,9 +200,9 @@ class SqliteStore:
         a time, so a long log fits into memory.
 
         Args:
-            after: row before the first.
+            after: only entries after this row are read.
             kinds: kinds to yield; None: all.
-            name: id that the entries are about; found by an index, whatever the length of the log.
+            name: only entries about this id; an index finds them, so that the log's length does not matter. None: all.
         """
         kind_names = sorted(kinds) if kinds is not None else []
         query = (
@@ -317,8 +317,8 @@ class SqliteStore:
 
         Args:
             first_group: index of the first group that is superseded. The turns and log entries that an earlier process
-                left of this and later groups' rollouts are dropped, and so are its log entries of later steps. None:
-                keep all groups.
+                left of this and later groups' rollouts are dropped, and so are that process's log entries of later
+                steps. None: keep all groups.
         """
         with self._transaction():
             run = self._database.execute

@@ -1,5 +1,5 @@
 """Detection of truncated store files. SQLite reads a missing page as zeros. It takes an empty file for a new database,
-and deletes the write-ahead log beside it."""
+and deletes the write-ahead log next to it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ CHANGED, NUM_PAGES, VALID_FOR = slice(24, 28), slice(28, 32), slice(92, 96)
 
 LOG_HEADER = struct.Struct(">8I")
 FRAME_HEADER = struct.Struct(">6I")
-"""Headers of a write-ahead log and of its frames (sqlite.org/fileformat2.html, 4.1). Both contain two words of salt;
-those of a valid frame equal those of its log."""
+"""Headers of a write-ahead log and of its frames (sqlite.org/fileformat2.html, 4.1). Both contain two words of salt; in
+a valid frame they equal the words of its log."""
 
 LOCK_BYTE = 1 << 30
 """Byte offset of the page that is never written (sqlite.org/fileformat2.html, 1.3.1)."""

@@ -26,10 +26,10 @@ def read_rows(path: str, columns: Mapping[str, str] = DEFAULT_COLUMNS) -> list[d
 
     Returns:
         every row with `id` (the line number where the file has none) and `prompt` (a text) or `messages` (a tuple of
-        `Message` that does not end with the assistant).
+            `Message` that does not end with the assistant).
 
     Raises:
-        BadInput: no such file, another format, or a row that does not parse.
+        BadInput: the file does not exist, its format is unknown, or a row does not parse.
     """
     names = {**DEFAULT_COLUMNS, **columns}
     return [_task_row(row, names, where, number) for number, where, row in located(path)]

@@ -35,7 +35,7 @@ def located(path: str) -> Located:
     """Yield every row of a file or a data set, unchanged.
 
     Raises:
-        BadInput: there is no such file, its format is unknown, or a row does not parse.
+        BadInput: the file does not exist, its format is unknown, or a row does not parse.
     """
     source = Path(path)
     if source.is_dir():
@@ -136,7 +136,7 @@ def _json_lines(path: Path) -> Located:
 
 
 def parsed(text: str | bytes, where: str, expected: str, fix: str) -> Any:
-    """Parse JSON; refuse text that is none, repeats a key, or has NaN or an infinity (`BadInput`)."""
+    """Parse JSON; refuse text that is not JSON, repeats a key, or has NaN or an infinity (`BadInput`)."""
     try:
         return json.loads(text, object_pairs_hook=unique_keys, parse_constant=not_json)
     except (ValueError, RecursionError) as error:

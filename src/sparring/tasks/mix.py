@@ -119,7 +119,7 @@ class Mix:
         return {"shares": shares, "ended": sorted(self._ended), "sources": sources}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state` of the same sources; refuse one of others (`BadInput`)."""
+        """Continue from a `state` of the same sources; refuse a state of other sources (`BadInput`)."""
         if state["sources"].keys() != self._sources.keys():
             raise refusal(
                 "mix",

@@ -57,9 +57,9 @@ def read_preferences(path: str, *, single: bool = False) -> list[Preference]:
     """Read rows of {prompt | messages, chosen, rejected, margin?}; with `single` also {prompt | messages, completion,
     label}.
 
-    `prompt` is a text or a list of messages, replies are texts or lists of messages. Without a prompt, or where both
-    begin with another message than the assistant's, chosen and rejected are whole conversations, and the prompt is
-    their common beginning; a prompt beside them has to be its last message or all of it.
+    `prompt` is a text or a list of messages, replies are texts or lists of messages. Chosen and rejected are whole
+    conversations if there is no prompt, or if both begin with a message that is not the assistant's. The prompt is then
+    their common beginning. A `prompt` in such a row must equal this beginning or its last message.
 
     Raises:
         BadInput: the file does not exist, has no row, or has a row that does not parse.

@@ -1,4 +1,4 @@
-"""Moving average of the trained weights, held in a model that can compute."""
+"""Moving average of the trained weights, stored as a model that can compute."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparring.model.causal import CausalModel
 @torch.no_grad()
 def follow(averages: list[torch.Tensor], weights: list[torch.Tensor], decay: float) -> None:
     """Compute average = decay * average + (1 - decay) * weights in place (WARP, arXiv 2406.16768, section 3.1, whose mu
-    is 1 - decay). If the weights equal the average, it is bitwise unchanged."""
+    is 1 - decay). An average that equals the weights stays bitwise unchanged."""
     # the formula as written would round, even for equal weights
     torch._foreach_lerp_(averages, weights, 1 - decay)
 
@@ -27,7 +27,7 @@ class Average:
     averaged. The average is stored in float32, whatever the model's dtype.
 
     Args:
-        model: model with the initial weights of the training; only the average may change it.
+        model: model with the initial weights of the training; only this object may change the model.
         decay: decay per update, from 0 to below 1.
     """
 

@@ -16,15 +16,16 @@ BLOCK = 4096
 AT_ONCE = 256
 """Blocks whose squares are computed at once, which bounds the memory."""
 FEW = 1 << 14
-"""Elements at which numpy adds the halves further, because an operation of torch costs more than the addition."""
+"""Number of elements at or below which numpy adds the halves, because an operation of torch costs more than the
+addition."""
 
 Stretch = tuple[int, int]
 """Range [begin, end) of a parameter's elements."""
 
 
 def stretches(sizes: Mapping[str, int], count: int) -> list[dict[str, Stretch]]:
-    """Cut parameters, given by their numbers of elements, into `count` shards of nearly equal size that end at the ends
-    of blocks. Return, for each shard, its stretch of each parameter in it."""
+    """Cut parameters, given by their numbers of elements, into `count` shards of nearly equal size. A shard ends at the
+    end of a block. Return, for each shard, the range of elements that it has of each of its parameters."""
     total, before = sum(sizes.values()), 0
     shards: list[dict[str, Stretch]] = [{} for _ in range(count)]
     for name, size in sizes.items():
@@ -72,7 +73,8 @@ def _sums(pieces: Sequence[torch.Tensor], rows: int) -> list[float]:
 
 
 def buckets(sizes: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
-    """Divide things of these sizes into ranges [first, end) of at most `most` together, or of one thing."""
+    """Divide items of these sizes into consecutive ranges [first, end). The sizes in a range sum to at most `most`,
+    unless a single item is larger."""
     first, total = 0, 0
     for index, size in enumerate(sizes):
         if index > first and total + size > most:
@@ -84,6 +86,6 @@ def buckets(sizes: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
 
 
 def norm_of(squares: Iterable[float]) -> float:
-    """Return the norm of all blocks from their sums of squares, which are added, in any order, with one rounding
-    (`math.fsum`)."""
+    """Return the norm of all blocks from their sums of squares. These are added with one rounding (`math.fsum`), so
+    their order does not matter."""
     return math.sqrt(math.fsum(squares))

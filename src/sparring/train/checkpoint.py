@@ -30,7 +30,7 @@ AVERAGE = "average-{}.safetensors"
 SHARD = "optimiser-{}-of-{}.safetensors"
 """File name of a rank's shard of the optimiser, by the rank's number from 1 and the number of ranks."""
 SHARDS = "shards"
-"""Key of a manifest for the stretches of each shard, by file."""
+"""Key of a manifest for the ranges of parameters' elements in each shard, by file."""
 MANIFEST = "trainer.json"
 WAY_OUT = (
     "restore it from a copy, or pass it over, which removes nothing and trains the steps behind the one before it "
@@ -45,15 +45,15 @@ def write(
     ranks: Ranks = ALONE,
     weights: TrainedWeights | None = None,
 ) -> None:
-    """Write one checkpoint folder: every file of `tensors` and the weights, then the manifest with their checksums, and
-    then one rename.
+    """Write one checkpoint folder under a temporary name: every file of `tensors`, the weights, then the manifest with
+    all checksums. Then rename the folder to `path`.
 
-    All bytes are on disk before the rename, and until then `path` is unchanged. Each rank writes its own files; rank 0
-    makes the folder, and writes the manifest and renames when all ranks are done.
+    All bytes are on disk before the rename, and until then `path` is unchanged. Each rank writes its own files. Rank 0
+    makes the folder; when all ranks are done, it writes the manifest and renames the folder.
 
     Args:
         tensors: named tensors by file name; no two ranks have a file in common.
-        manifest: all other data, as JSON; that of rank 0 is written.
+        manifest: all other data, as JSON; only rank 0's manifest is written.
         weights: weights that rank 0 writes into `MODEL`, one tensor after the other.
 
     Raises:
@@ -95,7 +95,8 @@ def _write_files(staging: Path, tensors: Mapping[str, Mapping[str, torch.Tensor]
 
 
 def _write_weights(path: Path, weights: TrainedWeights, *, writes: bool) -> bytes:
-    """Write the file of the weights and return its checksum as JSON, or only take part in gathering the tensors."""
+    """Write the file of the weights and return its checksum as JSON. If `writes` is False, only take part in gathering
+    the tensors."""
     tensors = weights.tensors()
     try:
         if not writes:
@@ -119,8 +120,8 @@ def _commit(staging: Path, path: Path, manifest: Mapping[str, Any]) -> bytes:
 def read(
     path: Path, device: torch.device | str = "cpu", ranks: Ranks = ALONE
 ) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]:
-    """Return the manifest of a checkpoint folder, and its tensors by file; refuse damaged or missing files
-    (`StoreError`). The optimiser's files are only verified, each by one rank; `stored_optimiser` reads them."""
+    """Return the manifest of a checkpoint folder, and its tensors by file. Raises StoreError for damaged or missing
+    files. The optimiser's files are only verified here, each by one rank; `stored_optimiser` reads them."""
     manifest: dict[str, Any] = {}
     tensors: dict[str, dict[str, torch.Tensor]] = {}
 
@@ -144,8 +145,8 @@ def read(
 
 
 def stored_optimiser(path: Path, manifest: Mapping[str, Any], model: Mapping[str, torch.Tensor]) -> StoredOptimiser:
-    """Open the optimiser's state of a checkpoint that was read; refuse a damaged one (`StoreError`). The trained
-    weights, `model`, give the parameters' sizes."""
+    """Open the optimiser's state of a checkpoint that `read` has verified. Raises StoreError if the state is damaged.
+    `model` has the trained weights by name, for the sizes of the parameters."""
     folder, files = _present(path), manifest.get(SHARDS) or {OPTIMISER: None}
     sizes = {name: tensor.numel() for name, tensor in model.items()}
     try:
@@ -157,8 +158,8 @@ def stored_optimiser(path: Path, manifest: Mapping[str, Any], model: Mapping[str
 
 
 def _present(path: Path) -> Path:
-    """Return the folder of a checkpoint, which has another name after a crash between the two renames of `_swap`;
-    refuse one without a manifest."""
+    """Return the folder of a checkpoint; refuse a folder without a manifest. The folder has another name after a crash
+    between the two renames of `_swap`."""
     replaced = path.with_name(path.name + ".old")
     folder = replaced if not path.exists() and replaced.exists() else path
     if not (folder / MANIFEST).is_file():
@@ -167,14 +168,14 @@ def _present(path: Path) -> Path:
 
 
 def _check(path: Path, name: str, tensors: Mapping[str, torch.Tensor], manifest: Mapping[str, Any]) -> None:
-    """Refuse a file whose tensors do not have the manifest's checksum."""
+    """Refuse a file whose tensors do not have the checksum in the manifest."""
     expected = manifest["checksums"][name]
     if (actual := checksum(tensors)) != expected:
         raise StoreError(f"checkpoint {path}: expected checksum {expected} of {name}, got {actual}; {WAY_OUT}")
 
 
 def _check_shards(path: Path, manifest: Mapping[str, Any]) -> None:
-    """Refuse a manifest that does not name all shards of its count."""
+    """Refuse a manifest whose n shards are not 1-of-n to n-of-n, or that has no checksum of one of them."""
     if SHARDS in manifest:
         count = len(manifest[SHARDS])
         expected = {SHARD.format(number + 1, count) for number in range(count)}
@@ -191,14 +192,14 @@ def retain(
     best_is_highest: bool = True,
     also: Collection[int] = (),
 ) -> list[CheckpointRef]:
-    """Delete all checkpoint folders except the last `keep_last`, the best one and the steps of `also`; return the
-    remaining checkpoints, oldest first.
+    """Delete all checkpoint folders except the last `keep_last`, the best checkpoint and the checkpoints at the steps
+    in `also`. Return the remaining checkpoints, oldest first.
 
     Call it only when the manifest of the newest checkpoint is in the store.
 
     Args:
         refs: checkpoints of one stage, oldest first.
-        best_metric: key of `CheckpointRef.metrics`; empty keeps no best.
+        best_metric: key of `CheckpointRef.metrics` that decides which is best; empty: no checkpoint counts as best.
     """
     best = best_of(refs, best_metric, best_is_highest)
     latest = {ref.step for ref in refs[-keep_last:]}
@@ -209,7 +210,8 @@ def retain(
 
 
 def _swap(staging: Path, path: Path) -> None:
-    """Move `staging` to `path`. An existing folder is renamed first: no folder can be renamed over another."""
+    """Move `staging` to `path`. An existing folder at `path` is renamed first, because no folder can be renamed over
+    another."""
     replaced = path.with_name(path.name + ".old")
     shutil.rmtree(replaced, ignore_errors=True)
     if path.exists():

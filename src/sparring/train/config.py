@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 MOST_TOKENS = 8192
-"""Largest automatic `token_budget`; a larger one is not faster."""
+"""Largest automatic `token_budget`; larger values are not faster."""
 
 
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,21 +42,21 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Largest global gradient norm; a longer gradient is scaled down to it. 0: no clipping."""
 
     token_budget: int = 0
-    """Number of distinct tokens computed at once (a prefix that rows share counts once). It changes memory, speed and
-    the last bits of a gradient, so a run keeps its first value. 0 chooses the largest, up to 8192, for which the run
-    in one process takes at most half of the memory of the machine or container, so that the layout does not change it;
-    in the `train` of a stage or a model, 0 is the value of `[train]`."""
+    """Number of distinct tokens computed at once (a prefix that rows share counts once). The budget changes memory,
+    speed and the last bits of a gradient, so a run keeps its first value. 0 chooses the largest, up to 8192, for which
+    the run in one process takes at most half of the memory of the machine or container, so that the layout does not
+    change it; in the `train` of a stage or a model, 0 is the value of `[train]`."""
 
     save_every: int = 20
-    """Steps between checkpoints; 0 writes only the last one of a stage."""
+    """Steps between checkpoints; 0 writes only the last checkpoint of a stage."""
 
     keep_last: int = 2
     """Number of newest checkpoints to keep, in addition to the best."""
 
     best_metric: str = "rollout/reward"
-    """Metric that selects the best checkpoint: a metric of the training steps, or one of the evaluation during
-    training, such as `rl/eval/success`, in which case each evaluated version is also saved. The checkpoint's name is
-    `<run>/rl/best`."""
+    """Metric that selects the best checkpoint: a metric of the training steps, or a metric of the evaluation during
+    training, such as `rl/eval/success`. In the second case each evaluated version is also saved. The checkpoint's name
+    is `<run>/rl/best`."""
 
     best_is_highest: bool = True
     """Treat a higher `best_metric` as better."""
@@ -74,13 +74,13 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError("keep_last must be at least 1, token_budget and save_every not below 0")
 
     def replaced(self, keys: Mapping[str, Any]) -> TrainConfig:
-        """Return these settings with some keys replaced by those of a stage or a model. A `token_budget` of 0 in `keys`
-        does not replace this one's, because the machine's memory decides once for a run."""
+        """Return these settings, replaced where `keys`, of a stage or a model, has another value. A `token_budget` of 0
+        in `keys` is ignored: the value of the run, which the machine's memory has decided, stays."""
         automatic = keys.get("token_budget") == 0
         changes = {key: value for key, value in keys.items() if not (automatic and key == "token_budget")}
         return msgspec.structs.replace(self, **changes)
 
     @property
     def tokens_at_once(self) -> int:
-        """Return `token_budget`, or the largest automatic one if it is 0."""
+        """Return `token_budget`; if it is 0, the largest automatic budget (`MOST_TOKENS`)."""
         return self.token_budget or MOST_TOKENS

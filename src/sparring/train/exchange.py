@@ -1,8 +1,8 @@
-"""Exchange of gradients between ranks: the owner of a stretch adds the gradients of all ranks, in the order of the
-ranks.
+"""Exchange of gradients between ranks: the rank whose shard has a range of elements adds all ranks' gradients of these
+elements, in the order of the ranks.
 
-So the sum of gradients has the bits of one process, whatever the number of ranks. A parameter without a gradient in a
-part is left out of the sum, as there: adding a zero would turn -0.0 into 0.0.
+So the sum of gradients has the same bits as in one process, whatever the number of ranks. A parameter without a
+gradient in a part is left out of the sum, as in one process: adding a zero would turn -0.0 into 0.0.
 """
 
 from __future__ import annotations
@@ -16,25 +16,26 @@ from sparring.train.optimiser import Optimiser
 from sparring.train.ranks import Ranks
 
 BUCKET = 64 << 20
-"""Bytes of gradients that a rank sends at once, which bounds the memory of the copy."""
+"""Bytes of gradients that a rank sends at a time, which bounds the memory of the copy."""
 ALIGNMENT = 8
-"""Alignment of a gradient in what is sent, in bytes."""
+"""Alignment of a gradient in a sent message, in bytes."""
 
 
 class GradientExchange:
-    """Exchange of gradients, which are added to the shards of an optimiser. A rank copies and sends `at_once` bytes at
-    once; a larger gradient goes alone."""
+    """Exchange of gradients, which are added to the shards of an optimiser. A rank copies and sends at most `at_once`
+    bytes at a time; a larger gradient is sent alone."""
 
     def __init__(self, optimiser: Optimiser, ranks: Ranks, at_once: int = BUCKET) -> None:
         self._optimiser, self._ranks, self._at_once = optimiser, ranks, at_once
         self._parameters = dict(zip(optimiser.names, optimiser.parameters, strict=True))
 
     def run(self, names: Sequence[str], gradients: dict[str, torch.Tensor], present: Sequence[bytes]) -> None:
-        """Send each gradient's stretches to their owners, and add what came, in the order of the ranks.
+        """Send to each rank the elements of gradients in its shard, and add the received gradients in the order of the
+        ranks.
 
         Args:
             names: parameters, the same in all ranks.
-            gradients: gradients of this rank by name, emptied on the way; those without one are missing.
+            gradients: gradients of this rank by name, without the parameters that have none; emptied by this call.
             present: `presence` of the gradients of `names`, by rank.
         """
         for first, end in buckets([self._parameters[name].nbytes for name in names], self._at_once):
@@ -70,7 +71,7 @@ class GradientExchange:
 
 
 def presence(names: Sequence[str], gradients: Mapping[str, torch.Tensor]) -> bytes:
-    """Return for each parameter whether it has a gradient, 1 or 0."""
+    """Return one byte for each parameter: 1 if it has a gradient, else 0."""
     return bytes(name in gradients for name in names)
 
 
@@ -79,7 +80,7 @@ def _padded(size: int) -> int:
 
 
 def _packed(stretches: Sequence[tuple[torch.Tensor, Stretch]], size: int) -> torch.Tensor:
-    """Return the bytes of stretches of gradients, each padded to `ALIGNMENT`, in one copy."""
+    """Return the bytes of these ranges of gradients in one tensor of `size` bytes, each range padded to `ALIGNMENT`."""
     data, at = torch.empty(size, dtype=torch.uint8), 0
     for gradient, (begin, end) in stretches:
         length = (end - begin) * gradient.element_size()

@@ -21,8 +21,8 @@ LOOPBACK = "127.0.0.1"
 
 
 class Meeting:
-    """Store by which ranks find each other, in the process of the first one. It listens on `host`, an address of this
-    machine, alone; a machine without that address is refused (`TrainerError`).
+    """Store by which ranks find each other, in the process of the first rank. The store listens only on `host`, an
+    address of this machine. Raises TrainerError if this machine does not have that address.
 
     Attributes:
         address: address of the store, `host:port`.
@@ -44,11 +44,11 @@ class GlooRanks:
 
     Args:
         meeting: address of the ranks' `Meeting`.
-        timeout_s: seconds that a rank waits for another.
-        host: address by which the others reach this machine.
+        timeout_s: seconds that a rank waits for another rank.
+        host: address by which the other ranks reach this machine.
 
     Raises:
-        TrainerError: the others did not come in time.
+        TrainerError: the other ranks did not connect in time.
     """
 
     def __init__(self, rank: int, count: int, meeting: str, timeout_s: float, host: str = LOOPBACK) -> None:

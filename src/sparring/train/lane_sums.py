@@ -17,7 +17,8 @@ class LaneSums:
     """Backward passes of several lanes whose gradients are added to one optimiser.
 
     Each gradient is added as soon as autograd computes it and then dropped, so no lane holds a full set of gradients.
-    For each parameter the lanes add in their order, whatever the timing of their threads: an early gradient waits.
+    For each parameter the lanes' gradients are added in the order of the lanes, whatever the timing of their threads:
+    an early gradient waits.
 
     Args:
         one_thread: True if the lanes' backward passes never run at the same time. False if they may; each then has to
@@ -37,7 +38,8 @@ class LaneSums:
     def collecting(self) -> Iterator[None]:
         """Collect gradients of the optimiser's parameters within the context; `backward` may only be called inside it.
 
-        After an error the optimiser's gradients are discarded, because the set that was already added is arbitrary.
+        After an error the optimiser's gradients are discarded, because which of them were already added depends on
+        timing.
         """
         parameters = zip(self._names, self._optimiser.parameters, strict=True)
         handles = [parameter.register_hook(partial(self._on_gradient, name)) for name, parameter in parameters]
@@ -51,7 +53,7 @@ class LaneSums:
                 handle.remove()
 
     def begin(self) -> None:
-        """Start over with lane 0, for the parts of the next micro-batch."""
+        """Start again with lane 0, for the next micro-batch."""
         self._lane_of.clear()
         self._ended.clear()
         self._turn = dict.fromkeys(self._names, 0)
@@ -84,7 +86,7 @@ class LaneSums:
         return gradient.new_zeros(()).expand_as(gradient)
 
     def _add_waiting(self, name: str) -> None:
-        """Add a parameter's waiting gradients whose turn in the order of lanes has come."""
+        """Add the waiting gradients of a parameter that are next in the order of lanes."""
         early = self._early[name]
         while (lane := self._turn[name]) in early or lane in self._ended:
             if lane in early:

@@ -1,4 +1,4 @@
-"""Parts in one process: the parts of a micro-batch are lanes, which two threads compute at the same time."""
+"""Lanes: the parts of a micro-batch in one process, which two threads compute at the same time."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from sparring.types import Sample
 
 
 class Lanes:
-    """Parts that this process computes alone. Implements `Parts`.
+    """Computation of all parts in this process. Implements `Parts`.
 
     Args:
         threads: CPU threads of the caller; one lane uses half of them.
-        on_cpu: whether the model is on a CPU; on a GPU a micro-batch has one part.
+        on_cpu: whether the model is on a CPU. On a GPU a micro-batch has only one part.
     """
 
     def __init__(self, optimiser: Optimiser, *, threads: int, on_cpu: bool) -> None:

@@ -29,7 +29,7 @@ class PlainMeasures(msgspec.Struct, frozen=True, kw_only=True):
 class Measures:
     """Sums, counts and maxima of one batch. A metric without contributions is absent, which differs from 0.
 
-    `pristine` is False after a further optimiser step, when the trainer's weights are not those published as `version`.
+    `pristine` is False after the first optimiser step of an update, when the weights are not those of `version`.
     """
 
     def __init__(self, version: int, *, pristine: bool = True) -> None:
@@ -49,10 +49,12 @@ class Measures:
             self._sums[name] = (before[0] + amount, before[1] + count)
 
     def add_tokens(self, micro: MicroBatch, logprobs: torch.Tensor | None) -> None:
-        """Count the weighted tokens and compare their log-probabilities with those that the engine recorded.
+        """Count the weighted tokens, and compare their log-probabilities with the log-probabilities that the engine
+        recorded.
 
-        A token is fresh if this trainer's version sampled it and computed all the KV it attended to; only then the two
-        log-probabilities have to be equal (law 3). All other sampled tokens are stale and have metrics of their own.
+        A token is fresh if weights of this trainer's version sampled it and computed all KV that the token attended to.
+        Only for fresh tokens the two log-probabilities have to be equal (law 3). All other sampled tokens are stale and
+        have separate metrics.
 
         For the n fresh tokens, with d = the trainer's log-probability - the engine's and the importance weight w =
         exp(d):
@@ -67,7 +69,7 @@ class Measures:
         Equal log-probabilities give exactly 0, 0, 0 and 1.
 
         Args:
-            logprobs: [M] float32 log-probabilities, from the forward pass of the gradients; None for a scalar head.
+            logprobs: [M] float32 log-probabilities of the training forward pass; None for a scalar head.
         """
         self._counts["tokens"] += len(micro.targets)
         self._counts["forward"] += len(micro.tokens)
@@ -98,8 +100,8 @@ class Measures:
         )
 
     def merge(self, later: PlainMeasures) -> None:
-        """Add the measures of later parts. Those of single parts, added in their order, give the bits of one `Measures`
-        that saw them all."""
+        """Add the measures of later parts. Adding single parts in their order gives the same bits as one `Measures` for
+        all parts."""
         for term, loss in later.losses.items():
             self._losses[term] += loss
         for name, (amount, count) in later.sums.items():

@@ -19,7 +19,7 @@ class FiniteSteps:
     """Counter of consecutive optimiser steps that were dropped because of a non-finite gradient.
 
     Attributes:
-        in_a_row: number of dropped steps since the last finite gradient; a resumed run goes on from it.
+        in_a_row: number of dropped steps since the last finite gradient; a resumed run restores this number.
     """
 
     def __init__(self, name: str) -> None:
@@ -27,9 +27,9 @@ class FiniteSteps:
         self.in_a_row = 0
 
     def add(self, norm: float, tokens: float, version: int) -> dict[str, float]:
-        """Record an optimiser step with a gradient of this norm, and return the metrics that replace its batches'.
+        """Record an optimiser step with a gradient of this norm, and return metrics that replace those of its batches.
 
-        With a finite norm there are no such metrics. Otherwise the step has changed nothing: tokens_trained is 0, and
+        With a finite norm the result is empty. Otherwise the step has changed nothing: tokens_trained is 0, and
         tokens_dropped is `tokens`. The last of `DROPPED_STEPS` such steps in a row raises `NotFinite`.
         """
         if math.isfinite(norm):

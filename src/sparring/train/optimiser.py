@@ -17,23 +17,23 @@ from sparring.train.ranks import ALONE, Ranks
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 BUCKET = 16 << 20
-"""Elements that travel between ranks at once, which bounds the memory of a copy."""
+"""Number of elements that are sent between ranks at a time, which bounds the memory of a copy."""
 
 
 class Optimiser:
     """AdamW (Decoupled weight decay regularization, arXiv 1711.05101, algorithm 2) over named parameters, or over this
     rank's shard of them (ZeRO stage 2, arXiv 1910.02054).
 
-    A shard has a stretch of some parameters; gradients, masters and moments exist for these stretches alone. A
-    contiguous float32 parameter is its own master. Any other one gets a contiguous float32 master, whose gradients
-    accumulate in float32 over micro-batches; `write_back` updates the parameters, in all ranks.
+    A shard has a range of elements (stretch) of some parameters; gradients, masters and moments exist only for these
+    elements. A contiguous float32 parameter is its own master. Any other parameter gets a contiguous float32 master,
+    whose gradients accumulate in float32 over micro-batches; `write_back` updates the parameters, in all ranks.
 
     Masters, gradients and moments are contiguous, because the fused AdamW on a CPU reads memory in order and ignores
     strides (torch 2.13). Autograd often returns views: parts of a joined product's gradient, or transposes.
 
     Args:
         parameters: parameters by name; those without `requires_grad` are ignored.
-        apart: keep every master in memory of its own; `write_back` is not called then.
+        apart: keep every master in separate memory, even of a float32 parameter; `write_back` is not called then.
     """
 
     def __init__(
@@ -73,16 +73,16 @@ class Optimiser:
 
     @property
     def ranges(self) -> dict[str, Stretch]:
-        """This rank's stretch of each parameter in its shard."""
+        """Range of elements of each parameter in this rank's shard."""
         return dict(self._own)
 
     @property
     def own(self) -> dict[str, torch.Tensor]:
-        """This rank's masters, float32: its stretch of each parameter in its shard."""
+        """Masters of this rank's shard by parameter, float32: the shard's elements only."""
         return {name: master.detach() for name, master in self._masters.items()}
 
     def masters(self) -> dict[str, torch.Tensor]:
-        """Return all trained weights by name, float32; those that are this process's are not copied."""
+        """Return all trained weights by name, float32. Whole float32 weights of this process are not copied."""
         whole = {
             name: self._masters[name].detach()
             if self._own.get(name) == (0, p.numel())
@@ -95,13 +95,13 @@ class Optimiser:
         return whole
 
     def add(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Add a micro-batch's gradients, in the order of `parameters`; None for a parameter without a gradient."""
+        """Add a micro-batch's gradients, in the order of `parameters`; None stands for a missing gradient."""
         for name, gradient in zip(self._masters, gradients, strict=True):
             if gradient is not None:
                 self.add_one(name, gradient)
 
     def add_one(self, name: str, gradient: torch.Tensor) -> None:
-        """Add a gradient of this shard's stretch of a parameter, by copy, because autograd may reuse the tensor."""
+        """Add a gradient of a parameter's elements in this shard, by copy, because autograd may reuse the tensor."""
         master = self._masters[name]
         if master.grad is None:
             master.grad = torch.empty_like(master).copy_(gradient.view_as(master))
@@ -134,7 +134,8 @@ class Optimiser:
         self._spread({name: p.detach() for name, p in self._parameters.items()})
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return this shard's moments, step counts and separate master weights, by `<kind>/<parameter>`."""
+        """Return this shard's moments, step counts and those masters that are not the parameter itself, by
+        `<kind>/<parameter>`."""
         tensors = {}
         for name, master in self._masters.items():
             if not _is_own_master(self._parameters[name]):
@@ -144,8 +145,8 @@ class Optimiser:
         return tensors
 
     def load_state(self, state: StoredOptimiser) -> None:
-        """Restore this rank's shard from the optimiser's `state`, reading its stretches alone; refuse tensors of other
-        parameters or another dtype (`BadInput`)."""
+        """Restore this rank's shard from the optimiser's `state`, reading only the shard's elements. Raises BadInput
+        for tensors of other parameters or another dtype."""
         self.discard()
         masters = {name for name, p in self._parameters.items() if not _is_own_master(p)}
         stored = {name.removeprefix("master/") for name in state.names if name.startswith("master/")}
@@ -166,19 +167,19 @@ class Optimiser:
                 self._adamw.state[master] = {STEP: state.steps(name).to(master.device), **moments}
 
     def _stored(self, state: StoredOptimiser, key: str) -> torch.Tensor:
-        """Return this shard's stretch of a stored tensor, in the shape of its master."""
+        """Return this shard's elements of a stored tensor, in the shape of the parameter's master."""
         name = key.partition("/")[2]
         return state.stretch(key, self._own[name]).view_as(self._masters[name])
 
     @torch.no_grad()
     def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Restore the masters of float32 parameters, which are not in `state`, from whole weights by name."""
+        """Restore from whole weights the masters of contiguous float32 parameters, which are not in `state`."""
         for name, master in self._masters.items():
             if _is_own_master(self._parameters[name]):
                 master.copy_(self._stretch(name, weights[name]))
 
     def _stretch(self, name: str, whole: torch.Tensor) -> torch.Tensor:
-        """Return this shard's stretch of a tensor with the elements of a parameter, in the shape of its master."""
+        """Return this shard's elements of `whole`, with all elements of a parameter, in the shape of the master."""
         begin, end = self._own[name]
         return whole.reshape(-1)[begin:end].view_as(self._masters[name])
 
@@ -205,7 +206,7 @@ class Optimiser:
     def _send(
         self, owner: int, targets: Mapping[str, torch.Tensor], names: Sequence[str], data: Sequence[torch.Tensor]
     ) -> None:
-        """Broadcast a bucket of the owner's stretches, and copy what came into the targets."""
+        """Broadcast some of rank `owner`'s masters to all ranks, and copy them into the targets."""
         whole = torch.cat(list(data))
         self._ranks.broadcast(whole, owner)
         if owner != self._ranks.rank:
@@ -219,20 +220,22 @@ def _is_own_master(parameter: nn.Parameter) -> bool:
 
 
 def _master(parameter: nn.Parameter, stretch: Stretch) -> nn.Parameter:
-    """Return the master of a stretch: the parameter itself if it is its own master and whole, else a flat part."""
+    """Return the master of a range of elements: the parameter itself if it is its own master and the range is whole,
+    else a new float32 parameter."""
     if stretch == (0, parameter.numel()):
         return parameter if _is_own_master(parameter) else nn.Parameter(parameter.detach().float().contiguous())
     return nn.Parameter(parameter.detach().reshape(-1)[stretch[0] : stretch[1]].float())
 
 
 def _apart(parameter: nn.Parameter, stretch: Stretch) -> nn.Parameter:
-    """Return a master of a stretch that shares no memory with the parameter."""
+    """Return a master of a range of elements that shares no memory with the parameter."""
     values = parameter.detach().reshape(-1)[stretch[0] : stretch[1]]
     return nn.Parameter(torch.empty(len(values), device=values.device).copy_(values))
 
 
 def _put(target: torch.Tensor, stretch: Stretch, values: torch.Tensor) -> None:
-    """Copy values into a stretch of a tensor, unless they stand there."""
+    """Copy values into a range of a tensor's elements. A whole tensor that shares the values' memory is left as it
+    is."""
     if stretch == (0, target.numel()):
         if target.data_ptr() != values.data_ptr():
             target.copy_(values.view(target.shape))
@@ -249,8 +252,8 @@ def learning_rate(config: TrainConfig, step: int, total_steps: int) -> float:
 
     Warm-up: peak * (step + 1) / warmup_steps. Then, with x from 0 at the next step to 1 at the last of `total_steps`
     and m = min_ratio: constant 1, linear 1 - (1 - m) x, cosine m + (1 - m) (1 + cos(pi x)) / 2 (SGDR, arXiv 1608.03983,
-    equation 5), times the peak. A schedule of one step is at its peak; a single step after a warm-up is at the end (x =
-    1).
+    equation 5), times the peak. A schedule of one step has its peak rate; a single step after a warm-up has the rate at
+    the end (x = 1).
     """
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps

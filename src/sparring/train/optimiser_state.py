@@ -15,7 +15,7 @@ from sparring.errors import StoreError
 from sparring.train.blocks import Stretch
 
 STEP = "step"
-"""Kind of tensors that are no stretches."""
+"""Kind of the tensors with a parameter's number of steps, which are scalars and never cut."""
 
 
 class _Piece(NamedTuple):
@@ -27,12 +27,11 @@ class _Piece(NamedTuple):
 
 
 class StoredOptimiser:
-    """State of an optimiser, by `<kind>/<parameter>`, in the files that ranks have written. They stay open until the
-    context ends.
+    """State of an optimiser, by `<kind>/<parameter>`, in the files that ranks have written. The files stay open until
+    the context ends.
 
     Args:
-        files: paths of the files, with the begin and end of each parameter's elements in them; None for a file that has
-            whole parameters.
+        files: range of elements of each parameter in a file, by the file's path; None for a file with whole parameters.
         sizes: number of elements of each trained parameter.
 
     Raises:
@@ -77,7 +76,7 @@ class StoredOptimiser:
         return tensor.clone()
 
     def stretch(self, key: str, stretch: Stretch) -> torch.Tensor:
-        """Return elements of a tensor, float32 [n], in memory of their own. Only the files that have them are read."""
+        """Return a copy of the n elements `stretch` of a tensor, float32 [n], reading only the files with them."""
         found, (begin, end) = torch.empty(stretch[1] - stretch[0]), stretch
         for piece in self._pieces[key]:
             first, last = max(begin, piece.begin), min(end, piece.end)
@@ -88,7 +87,7 @@ class StoredOptimiser:
 
 
 def _check_whole(path: Path, key: str, pieces: Sequence[_Piece], sizes: Mapping[str, int]) -> None:
-    """Refuse pieces that, in their order, do not have each element of a parameter once."""
+    """Refuse pieces that, joined in their order, are not all elements of a parameter."""
     size, at = sizes.get(key.partition("/")[2], -1), 0
     for piece in pieces:
         length = 1

@@ -17,9 +17,9 @@ from sparring.train.measure import Measures, PlainMeasures
 from sparring.types import Sample
 
 LANES = 2
-"""Number of parts of a micro-batch on a CPU, which computes them in parallel, so that one uses the threads that the
-other leaves idle between parallel regions. It is the same on every machine, because the division of rows decides the
-last bits of a gradient."""
+"""Number of parts of a micro-batch on a CPU. They are computed in parallel, so that one part uses the threads that the
+other part leaves idle between parallel regions. The number is the same on every machine, because the division of rows
+decides the last bits of a gradient."""
 
 
 class Part(NamedTuple):
@@ -30,7 +30,7 @@ class Part(NamedTuple):
 
 
 Compute = Callable[[Sequence[Sample]], Part | None]
-"""Function that computes the losses of rows; None if they have no token to train."""
+"""Function that computes the losses of rows; it returns None if the rows have no token to train."""
 
 
 class Parts(Protocol):
@@ -44,14 +44,14 @@ class Parts(Protocol):
         ...
 
     def close(self) -> None:
-        """End its threads."""
+        """End the threads that compute parts."""
         ...
 
 
 def measured(
     measures: Measures, micro: MicroBatch, logprobs: torch.Tensor | None, results: Mapping[str, LossResult]
 ) -> PlainMeasures:
-    """Add the tokens and losses of one part to `measures`, and return them."""
+    """Add the tokens and losses of one part to `measures`, and return the measures as plain data."""
     measures.add_tokens(micro, logprobs)
     for term, result in results.items():
         measures.add_loss(term, result)

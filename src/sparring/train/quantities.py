@@ -23,7 +23,7 @@ class Quantities:
     """Quantities of a model and of its teachers.
 
     Args:
-        teachers: models that are computed without gradients, by name; of an average, its model.
+        teachers: models that are computed without gradients, by name; for a moving average, the model that stores it.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Quantities:
 
     @torch.no_grad()
     def score(self, teacher: str, request: ScoreRequest, version: int) -> Scores:
-        """Score given tokens under a teacher; `version` is the trained model's."""
+        """Score given tokens under a teacher; `version` is the version of the trained model."""
         model, count = self._teachers[teacher], len(request.tokens) - 1
         tokens, places = torch.tensor(request.tokens, device=model.device), torch.arange(count, device=model.device)
         layout = Packed(torch.tensor([0, count], dtype=torch.int32, device=model.device))
@@ -69,8 +69,8 @@ class Quantities:
     def _teacher_divergence(
         self, micro: MicroBatch, hidden: torch.Tensor, target_rows: TargetRows, form: Divergence
     ) -> torch.Tensor:
-        """Compute the divergence [M] of the model, with output `hidden` [M, D], from each token's teacher; 0 without a
-        teacher."""
+        """Compute the divergence [M] of the model, with output `hidden` [M, D], from each token's teacher. The
+        divergence is 0 at tokens without a teacher."""
         if form.over == "top_k":
             if micro.tops is None:
                 raise ValueError("expected rows with a teacher's top-k tokens, got none; run its annotator first")
@@ -84,8 +84,8 @@ class Quantities:
 
     @torch.no_grad()
     def _teacher_logprobs(self, micro: MicroBatch, target_rows: TargetRows) -> torch.Tensor:
-        """Compute each token's log-probability [M] under its teacher, in the distribution it was drawn from; 0 without
-        a teacher."""
+        """Compute each token's log-probability [M] under its teacher, with the temperature, kept set and biases of its
+        sampling. The value is 0 at tokens without a teacher."""
         logprobs = torch.zeros_like(micro.temperature)
         for mask, teacher, output in self._teacher_outputs(micro):
             logprobs[mask] = token_quantities(
@@ -94,7 +94,8 @@ class Quantities:
         return logprobs
 
     def _teacher_outputs(self, micro: MicroBatch) -> Iterator[tuple[torch.Tensor, CausalModel, torch.Tensor]]:
-        """Yield for each teacher that rows name: the mask [M] of its tokens, its model, and its output at them."""
+        """Yield for each teacher that rows name the mask [M] of the rows' tokens, the teacher's model, and its output
+        at these tokens."""
         layout = Packed(micro.cu_seqlens, micro.shared)
         for name, mask in micro.teachers.items():
             teacher = self._teachers[name]

@@ -1,5 +1,5 @@
-"""Parts among ranks: rank r of R computes the parts r, r + R, ..., and the owner of a shard adds the gradients of each
-round in the order of the parts (`exchange`)."""
+"""Parts among ranks: rank r of R computes the parts r, r + R, .... In each round of R parts, the rank that has a shard
+adds the gradients of that shard in the order of the parts (`exchange`)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from sparring.train.ranks import Ranks, agree
 from sparring.types import Sample
 
 Round = Callable[[Sequence[Sample] | None, Compute], list[PlainMeasures]]
-"""Function that computes this rank's part of a round, None in a rank without one, adds the gradients of all ranks to
-the optimiser, and returns the measures of all ranks."""
+"""Function that computes this rank's part of a round, adds the gradients of all ranks to the optimiser, and returns the
+measures of all ranks. The rows are None in a rank without a part."""
 
 
 class Dealt:
-    """Parts that are dealt to ranks, one part of each round to each. Implements `Parts`."""
+    """Computation of parts by several ranks: in each round, every rank computes one part. Implements `Parts`."""
 
     lanes = LANES
 
@@ -52,8 +52,7 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def exchanged(optimiser: Optimiser, ranks: Ranks, at_once: int = BUCKET) -> Round:
-    """Return a round whose gradients are exchanged after each part's backward pass; `at_once` as in
-    `GradientExchange`."""
+    """Return a `Round` that exchanges gradients after each part's backward pass; `at_once` as in `GradientExchange`."""
     exchange, names = GradientExchange(optimiser, ranks, at_once), optimiser.names
 
     def compute_round(rows: Sequence[Sample] | None, compute: Compute) -> list[PlainMeasures]:

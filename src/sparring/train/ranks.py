@@ -1,7 +1,7 @@
-"""Ranks: processes that train one model together, and what they tell each other.
+"""Ranks: processes that train one model together, and their communication.
 
-Every rank runs the same program on the same batch; what differs is `rank`. A method of `Ranks` returns when every rank
-has called it, so all have to call the same methods in the same order.
+Every rank runs the same program on the same batch; only `rank` differs. A method of `Ranks` returns when every rank has
+called it, so all ranks have to call the same methods in the same order.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from sparring.errors import OtherRankFailed, TrainerError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 FAILED, DONE = b"\0", b"\1"
-"""First byte of what a rank tells the others of a piece of work."""
+"""First byte of a rank's message to the others in `agree`: whether its work failed or succeeded."""
 
 
 class OutOfStep(TrainerError):
-    """Failure of this rank in the middle of an exchange: what it calls next would not be what the others call."""
+    """Failure of this rank in the middle of an exchange: its next call of `Ranks` would not match the other ranks'."""
 
 
 @contextmanager
 def in_step(what: str) -> Iterator[None]:
-    """Do something together with the other ranks within the context; a failure becomes `OutOfStep`."""
+    """Run the context's body together with the other ranks; a failure in it becomes `OutOfStep`."""
     done = False
     try:
         yield
@@ -51,8 +51,8 @@ class Ranks(Protocol):
         ...
 
     def exchange(self, given: torch.Tensor, lengths: Sequence[int], sizes: Sequence[int]) -> list[torch.Tensor]:
-        """Send bytes to each rank: `lengths` of those of `given`, uint8, in the order of the ranks. Return what each
-        rank sent to this one, `sizes` bytes."""
+        """Send bytes to each rank: consecutive parts of `given`, uint8, of `lengths` bytes in the order of the ranks.
+        Return the tensor that each rank sent to this rank, of `sizes` bytes."""
         ...
 
     def broadcast(self, data: torch.Tensor, owner: int) -> None:
@@ -79,21 +79,17 @@ ALONE = Alone()
 
 
 class RankLayout(NamedTuple):
-    """How a trainer is laid out over `ranks`, each with a trainer of its own; if `sharded`, they hold the parameters in
-    shards (`sharded_parameters`)."""
+    """Layout of a trainer over `ranks`, each of which runs a `LocalTrainer`. If `sharded`, the ranks hold the
+    parameters in shards (`sharded_parameters`)."""
 
     ranks: Ranks = ALONE
     sharded: bool = False
 
 
 def agree(ranks: Ranks, work: Callable[[], bytes]) -> list[bytes]:
-    """Do this rank's part of a piece of work, and return the results of all ranks. If it fails in one rank, it fails in
-    all, so that none waits for a rank that has given up.
-
-    Raises:
-        OtherRankFailed: it failed in another rank.
-        OutOfStep: this rank failed in the middle of an exchange, for which the others wait.
-    """
+    """Run this rank's `work`, and return the results of all ranks. If the work fails in one rank, this call fails in
+    all ranks, so that no rank waits for a failed one. Raises OtherRankFailed if the work failed in another rank. Raises
+    OutOfStep if this rank failed in the middle of an exchange, for which the other ranks wait."""
     try:
         told = DONE + work()
     except OutOfStep:
@@ -109,8 +105,8 @@ def agree(ranks: Ranks, work: Callable[[], bytes]) -> list[bytes]:
 
 
 def deal(ranks: Ranks, items: Sequence[Item], compute: Callable[[Item], Result], kind: type[Result]) -> list[Result]:
-    """Compute each item in one rank, item i in rank i modulo their number; return the results of all items, which
-    msgspec encodes as `kind`."""
+    """Compute each item in one rank, item i in rank i modulo the number of ranks. Return the results of all items; they
+    travel between ranks encoded by msgspec, as type `kind`."""
     if ranks.count == 1:
         return [compute(item) for item in items]
 

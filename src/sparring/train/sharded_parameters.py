@@ -1,12 +1,12 @@
 """`Gathered`: parameters of the Llama family held in shards, gathered for one stage of the decoder at a time.
 
 A rank keeps its shard of the optimiser's masters, and one buffer that is as large as the largest stage: all parameters
-are views of it. To gather a stage, each owner casts its stretches into the buffer and sends them to the others. Nothing
-is added, so the bits are those of whole parameters. The backward pass gathers each layer again, and exchanges its
-gradients as soon as they are computed.
+are views of the buffer. To gather a stage, each rank casts its shard's elements into the buffer and sends them to the
+other ranks. Nothing is added, so the bits are those of whole parameters. The backward pass gathers each layer again,
+and exchanges its gradients as soon as they are computed.
 
-All ranks do the same exchanges in the same order, whether they have a part to compute or not: a script of steps, in
-which a rank without work, or whose work has failed, takes part too.
+All ranks do the same exchanges in the same order, the script. A rank without a part to compute, or whose computation
+has failed, takes part in the exchanges too.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from sparring.train.optimiser import Optimiser
 from sparring.train.ranks import OutOfStep, Ranks, in_step
 
 ALIGNMENT = 64
-"""Alignment of a parameter in the buffer, in bytes: that of torch's own tensors."""
+"""Alignment of a parameter in the buffer, in bytes; torch aligns its own tensors so."""
 GATHER, EXCHANGE = "gather", "exchange"
 SHARD = "cluster.shard"
-"""Key of a recipe that asks for this."""
+"""Key of a recipe that asks for parameters in shards."""
 
 OTHERWISE = 'set it to "optimiser", which every model can have'
 
@@ -43,7 +43,7 @@ Step = tuple[str, int]
 
 
 class Piece(NamedTuple):
-    """Bytes [first, end) of the buffer: the stretches of the parameters `names` that `owner` has."""
+    """Bytes [first, end) of the buffer: the elements of parameters `names` that rank `owner` has in its shard."""
 
     owner: int
     first: int
@@ -55,8 +55,8 @@ class Stage(NamedTuple):
     """Stage of a decoder.
 
     Attributes:
-        packed: parts that hold packed copies of its parameters.
-        gives: parameters whose gradients are complete at the end of its backward pass.
+        packed: modules of the stage that hold packed copies of its parameters.
+        gives: parameters whose gradients are complete at the end of the stage's backward pass.
     """
 
     pieces: tuple[Piece, ...]
@@ -69,8 +69,8 @@ class Gathered:
 
     Args:
         model: model whose parameters become views of the buffer.
-        optimiser: optimiser of all its parameters, whose masters are apart.
-        stages: names of the parameters of each stage of its decoder.
+        optimiser: optimiser of all the model's parameters, made with `apart`.
+        stages: names of the parameters of each stage of the model's decoder.
     """
 
     def __init__(self, model: CausalModel, optimiser: Optimiser, stages: Sequence[Sequence[str]], ranks: Ranks) -> None:
@@ -110,8 +110,8 @@ class Gathered:
 
     @contextmanager
     def passes(self, *, backward: bool = False) -> Iterator[None]:
-        """Compute the forward pass of the model within the context, or nothing at all; with `backward`, also the
-        backward pass. All ranks enter it together; at its end this rank takes part in the steps that are left."""
+        """Compute the forward pass of the model within the context, with `backward` also the backward pass, or nothing
+        at all. All ranks enter the context together; at its end this rank takes part in the remaining exchanges."""
         self._script, self._done = self._forward + (self._backward if backward else []), 0
         self._trains = backward
         try:
@@ -135,7 +135,8 @@ class Gathered:
         return self._watched(stream, partial(self._next, GATHER, stage, packs=self._recomputes))
 
     def whole(self, name: str) -> torch.Tensor:
-        """Gather one parameter, and return it. All ranks call this together; the next call overwrites the values."""
+        """Gather one parameter from all ranks, and return its values, which the next call overwrites. All ranks call
+        this together."""
         with in_step(f"rank {self._ranks.rank}: gathering of {name}"):
             for piece in self._pieces([name]):
                 self._bring(piece)
@@ -148,7 +149,7 @@ class Gathered:
         return watched
 
     def _next(self, kind: str, stage: int, *, packs: bool = False) -> None:
-        """Do the next step of the script, which has to be this one (`OutOfStep`)."""
+        """Do the next step of the script. Raises OutOfStep if that step is not of this kind and stage."""
         expected = self._script[self._done] if self._done < len(self._script) else ("nothing", -1)
         if expected != (kind, stage):
             where, found = f"rank {self._ranks.rank}", f"{kind} of stage {stage}"
@@ -169,7 +170,7 @@ class Gathered:
             self._next(*self._script[self._done])
 
     def _bring(self, piece: Piece) -> None:
-        """Send this rank's stretches to the other ranks, or receive the owner's."""
+        """Send the elements of a piece to the other ranks if this rank has them in its shard, else receive them."""
         if piece.owner == self._ranks.rank:
             for name in piece.names:
                 begin, end = self._ranges[name]
@@ -177,7 +178,8 @@ class Gathered:
         self._ranks.broadcast(self.buffer[piece.first : piece.end], piece.owner)
 
     def _repack(self, parts: tuple[Product | RowExperts, ...]) -> None:
-        """Drop the packed copies of the stage before, and pack this stage's, in the same memory if it fits."""
+        """Drop the packed copies of the previous stage, and pack this stage's parameters, in that memory if
+        possible."""
         for part in self._packed:
             if isinstance(part, Product):
                 self._spare.append(part.drop())
@@ -214,7 +216,7 @@ class Gathered:
 
 
 class _Watched(Function):
-    """Identity of a stream that calls a function before its backward pass."""
+    """Identity function of tensors x and y that calls `before` in its backward pass."""
 
     @staticmethod
     def forward(
@@ -240,7 +242,7 @@ def stages_of(model: CausalModel, names: Mapping[int, str]) -> list[list[str]]:
         names: name of each trained parameter by its id, in the order of the parameters.
 
     Raises:
-        BadInput: the model has no decoder with stages, or is trained by an adapter.
+        BadInput: the model has no decoder with stages, or only an adapter of the model is trained.
     """
     if not isinstance(model.decoder, LlamaDecoder):
         expected, found = f"a model of {', '.join(FAMILY)}", model.config.model_type
@@ -262,7 +264,7 @@ def stages_of(model: CausalModel, names: Mapping[int, str]) -> list[list[str]]:
 
 def _places(parameters: Mapping[str, nn.Parameter], stages: Sequence[Sequence[str]]) -> tuple[dict[str, int], int]:
     """Return the position of each parameter in the buffer in bytes, and the size of the buffer. Each stage begins at
-    the begin of the buffer, with parameters that another one has too."""
+    the start of the buffer, with the parameters that another stage has too."""
     places, size = dict[str, int](), 0
     for names in stages:
         at = 0

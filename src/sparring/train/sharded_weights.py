@@ -29,8 +29,8 @@ Result = TypeVar("Result")
 
 
 class ShardedWeights:
-    """Weights of a model in shards; the `optimiser` has all its parameters, with masters apart. Implements
-    `TrainedWeights`."""
+    """Weights of a model in shards. The `optimiser` has all parameters of the model, and is made with `apart`.
+    Implements `TrainedWeights`."""
 
     def __init__(self, model: CausalModel, optimiser: Optimiser, ranks: Ranks) -> None:
         self._model, self._optimiser, self._ranks = model, optimiser, ranks
@@ -57,7 +57,7 @@ class ShardedWeights:
         return self._gathered.passes()
 
     def deal(self, items: Sequence[Item], compute: Callable[[Item], Result], kind: type[Result]) -> list[Result]:
-        """Compute the items in rounds: a rank without an item takes part in the gathering."""
+        """Compute items in rounds of one per rank. A rank without an item still takes part in gathering parameters."""
         results, count = list[Result](), self._ranks.count
 
         def own(number: int) -> bytes:
@@ -70,7 +70,7 @@ class ShardedWeights:
         return results
 
     def update(self) -> None:
-        """Do nothing: the masters are the weights."""
+        """Do nothing: the weights are gathered from the masters."""
 
     def state(self) -> Mapping[str, torch.Tensor]:
         return self._model.state()
@@ -94,7 +94,7 @@ class ShardedWeights:
         agree(self._ranks, own)
 
     def publish(self, name: str, version: int, probe: Probe | None, *, adapter: str | None) -> WeightRef:
-        """Publish the weights in shared memory, where the first rank writes one tensor after the other."""
+        """Publish the weights in shared memory: rank 0 writes one tensor after the other."""
         self._published.close()
         state, stream = self._model.state(), self.tensors()
 

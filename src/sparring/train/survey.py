@@ -51,16 +51,16 @@ def surveyed(
 
 
 def needs_survey(loss: Loss, rows: Sequence[Sample]) -> TypeGuard[SurveyingLoss]:
-    """Return whether a loss has to see all tokens of the step at once: it declares so, or its unit is the sequence and
-    a trajectory has several rows, which may be in different micro-batches."""
+    """Return whether a loss has to see all tokens of the step at once. So it is if the loss declares it. So it is too
+    if the loss's unit is the sequence and a trajectory has several rows, which may be in different micro-batches."""
     return loss.needs.survey or loss.needs.unit == "sequence" and len({row.trajectory for row in rows}) < len(rows)
 
 
 def weighted_tokens(row: Sample) -> list[bool]:
-    """Return for each token of a row whether some term weighs it."""
+    """Return for each token of a row whether a loss term gives it weight."""
     return [any(weights) for weights in zip(*row.weights.values(), strict=True)] or [False] * len(row.tokens)
 
 
 def spread(column: Iterator[float], mask: Sequence[bool]) -> tuple[float, ...]:
-    """Take the next values of `column` at set positions of the mask, with 0.0 elsewhere."""
+    """Return one value per position of the mask: the next value of `column` where the mask is True, else 0.0."""
     return tuple([next(column) if is_weighted else 0.0 for is_weighted in mask])

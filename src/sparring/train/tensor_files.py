@@ -1,4 +1,4 @@
-"""Files of safetensors whose tensors never exist together: written and verified one by one."""
+"""Safetensors files written and verified one tensor at a time, so that not all tensors are in memory at once."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ DTYPES: Mapping[torch.dtype, str] = MappingProxyType(
 
 
 def write(path: Path, state: Mapping[str, torch.Tensor], tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Write a file of `tensors`, which come in any order, with the names, dtypes and shapes of `state`; return the
-    checksum of the tensors."""
+    """Write a file of `tensors`, in any order; `state` has their names, dtypes and shapes. Return their checksum."""
     header, end, begins = dict[str, Any](), 0, dict[str, int]()
     for name, like in sorted(state.items(), key=lambda item: (-item[1].element_size(), item[0])):  # so all are aligned
         begins[name], end = end, end + like.nbytes
@@ -51,7 +50,7 @@ def write(path: Path, state: Mapping[str, torch.Tensor], tensors: Iterable[tuple
 
 
 class _Read(Mapping[str, torch.Tensor]):
-    """Tensors of an open file, each read when it is asked for."""
+    """Tensors of an open file by name; a tensor is read when it is looked up."""
 
     def __init__(self, file: Any) -> None:
         self._file = file

@@ -1,6 +1,6 @@
-"""How a trainer holds the weights that it trains: whole, or (`sharded_weights`) in shards.
+"""Weights that a trainer trains: whole in every rank, or in shards (`sharded_weights`).
 
-What reads all weights, to publish or to save them, asks for one tensor after the other.
+To publish or to save the weights, they are read one tensor after the other.
 """
 
 from __future__ import annotations
@@ -34,40 +34,40 @@ class TrainedWeights(Protocol):
         ...
 
     def deal(self, items: Sequence[Item], compute: Callable[[Item], Result], kind: type[Result]) -> list[Result]:
-        """Compute each item without gradients in one rank, item i in rank i modulo their number; return the results of
-        all items. If one fails in another rank, this raises `OtherRankFailed`."""
+        """Compute each item without gradients in one rank, item i in rank i modulo the number of ranks. Return the
+        results of all items, of type `kind`. Raises OtherRankFailed if an item fails in another rank."""
         ...
 
     def update(self) -> None:
-        """Bring the masters of the last step to the weights."""
+        """Update the weights from the optimiser's masters after a step."""
         ...
 
     def state(self) -> Mapping[str, torch.Tensor]:
-        """Return the trained weights by name, for their names, dtypes and shapes; their values are not to be read."""
+        """Return the trained weights by name. Only names, dtypes and shapes may be read, not the values."""
         ...
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield each weight and its name, in the order of `state`. All ranks call this together and read all; the next
-        tensor may overwrite the one before."""
+        """Yield each weight's name and tensor, in the order of `state`. All ranks call this together and read to the
+        end. The next tensor may overwrite the previous one."""
         ...
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take the weights from `state`, after the optimiser has taken its own; refuse other names or shapes
-        (`WeightsError`)."""
+        """Take the weights from `state`, after the optimiser has loaded its state. Raises WeightsError for other names
+        or shapes."""
         ...
 
     def check_finite(self, name: str, version: int) -> None:
-        """Refuse weights that are infinite or not a number, here (`NotFinite`) or in another rank
-        (`OtherRankFailed`)."""
+        """Refuse weights that are infinite or not a number. Raises NotFinite if they are in this rank, OtherRankFailed
+        if they are in another rank."""
         ...
 
     def publish(self, name: str, version: int, probe: Probe | None, *, adapter: str | None) -> WeightRef:
-        """Publish a copy of the weights, with the arguments of `weights.inline.publish`. The publication before may
-        end."""
+        """Publish a copy of the weights, with the arguments of `weights.inline.publish`. This may end the previous
+        publication."""
         ...
 
     def close(self) -> None:
-        """End what is published. May be called from another thread, and twice."""
+        """End the publication. May be called from another thread, and twice."""
         ...
 
 
@@ -103,10 +103,10 @@ class WholeWeights:
         return publish(name, version, self._trained.state(), probe, adapter=adapter)
 
     def close(self) -> None:
-        """Do nothing: what was published is a copy in memory."""
+        """Do nothing: published weights are a copy in memory."""
 
 
 def drain(tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
-    """Read the rest of `TrainedWeights.tensors`, after an error too, because the other ranks gather it."""
+    """Read the rest of `TrainedWeights.tensors`, even after an error, because other ranks gather these tensors."""
     for _ in tensors:
         pass

@@ -66,11 +66,11 @@ class LocalTrainer:
 
     Args:
         model: model to train; only the trainer may compute with it.
-        losses: losses by which it trains; a batch may carry only their terms.
+        losses: losses to train with; a batch may carry only the terms of these losses.
         total_steps: number of optimiser steps in the learning rate's schedule.
         threads: CPU threads of the worker; 0 keeps torch's number.
-        teachers: models to compare rows with, by name; only the trainer may compute with them. A moving average follows
-            the trained weights at each version.
+        teachers: models to compare rows with, by name; only the trainer may compute with them. A teacher that is an
+            `Average` is updated at each version.
         layout: ranks that train the model together. All get the same calls of `forward`, `forward_backward`, `step`,
             `save` and `restore` in the same order; if they hold the parameters in shards, of `push` too.
     """
@@ -143,25 +143,25 @@ class LocalTrainer:
         return self._version
 
     def checksums(self) -> dict[str, str]:
-        """Return, before the first step, the checksum of the weights of each model, the trained one and its teachers,
-        by name."""
+        """Return the checksum of the weights of the trained model and of each teacher, by name. Call this before the
+        first step."""
         others = {name: model for name, model in self._models.items() if name not in self._loaded}
         return {**self._loaded, **{name: checksum(model.state()) for name, model in others.items()}}
 
     async def forward(
         self, rows: Sequence[Sample], needs: Set[str] = frozenset({"logprob"})
     ) -> list[Mapping[str, PerToken]]:
-        """Compute quantities of every token that some term weighs, under the current weights, without gradients.
+        """Compute quantities of every token with weight in a loss term, under the current weights, without gradients.
 
-        Rows are packed and computed as in `forward_backward`, so log-probabilities are bitwise equal to training's.
-        Tokens with an advantage of 0 are included.
+        Rows are packed and computed as in `forward_backward`, so log-probabilities are bitwise equal to those of
+        training. Tokens with an advantage of 0 are included.
 
         Args:
             needs: names of `model.head.QUANTITIES`, and `teacher`: the log-probability under the teacher that the row
                 names.
 
         Returns:
-            For each row, in order, one value per token and quantity; 0.0 at tokens that no term weighs.
+            For each row, in order, one value per token and quantity; 0.0 at tokens without weight in any term.
         """
         return await self._run_in_worker(self._forward, rows, needs)
 
@@ -192,8 +192,8 @@ class LocalTrainer:
 
         Metrics: learning_rate, step_s, updated (1 if weights changed) and, with gradients, grad_norm (before clipping).
         A non-finite gradient is dropped: updated is 0, tokens_dropped is the number of the batches' tokens, and
-        tokens_trained is 0 and replaces the value of `forward_backward`. The last of `finite.DROPPED_STEPS` such steps
-        in a row raises NotFinite.
+        tokens_trained is 0 and replaces the value of `forward_backward`. The last of `non_finite.DROPPED_STEPS` such
+        steps in a row raises NotFinite.
         """
         return await self._run_in_worker(self._step, ends_update)
 
@@ -203,12 +203,12 @@ class LocalTrainer:
         return await self._run_in_worker(self._push)
 
     async def save(self, path: str, *, stage: str, metrics: Mapping[str, float]) -> CheckpointRef:
-        """Write a checkpoint to the folder `path`, atomically; it suffices for a bitwise resume. Weights that are not
-        finite are refused (NotFinite); if writing fails (StoreError), earlier checkpoints are intact."""
+        """Write a checkpoint to the folder `path`, atomically; it suffices for a bitwise equal resume. Raises NotFinite
+        for weights that are not finite, and StoreError if writing fails; earlier checkpoints are then intact."""
         return await self._run_in_worker(self._save, path, stage, metrics)
 
     async def restore(self, ref: CheckpointRef) -> None:
-        """Restore a checkpoint of a trainer with the same model and config; refuse one of another config (`BadInput`).
+        """Restore a checkpoint of a trainer with the same model and config. Raises BadInput if the config differs.
         Training then continues bitwise as if it had never stopped."""
         await self._run_in_worker(self._restore, ref)
 
@@ -219,7 +219,7 @@ class LocalTrainer:
         self.release()
 
     def release(self) -> None:
-        """Remove weights that are still published. May be called from another thread."""
+        """Remove published weights. May be called from another thread."""
         self._weights.close()
 
     async def _run_in_worker(self, function: Callable[..., T], *arguments: Any) -> T:
@@ -278,7 +278,7 @@ class LocalTrainer:
         return {**metrics, "forward_backward_s": time.perf_counter() - started}
 
     def _pack_by_teacher(self, rows: Sequence[Sample]) -> list[list[Sample]]:
-        """Pack rows into micro-batches, apart for each teacher, so that each teacher computes only its own rows."""
+        """Pack rows into micro-batches with rows of one teacher each, so that a teacher computes only its own rows."""
         parts = [list(rows)]
         if self._by_teacher:
             names = sorted({str(row.teacher) for row in rows})
@@ -329,7 +329,7 @@ class LocalTrainer:
         return self._weights.publish(self._name, self._version, probe, adapter=adapter)
 
     def _probe(self) -> Probe:
-        """Return the probe's tokens [T] and the log-probabilities [T - 1] of all but the first."""
+        """Return the probe: tokens [T], and the log-probabilities [T - 1] of all tokens but the first."""
         tokens, device = torch.tensor(self._probe_tokens, device=self._model.device), self._model.device
         places, heat = torch.arange(len(tokens) - 1, device=device), torch.ones(len(tokens) - 1, device=device)
         layout = Packed(torch.tensor([0, len(places)], dtype=torch.int32, device=device))
@@ -397,7 +397,7 @@ class LocalTrainer:
 
 
 def _check_units(losses: Sequence[Loss]) -> None:
-    """Refuse losses whose units micro-batches may split."""
+    """Refuse losses whose unit is not in `_UNITS`, because a micro-batch may split it."""
     for loss in losses:
         if loss.needs.unit not in _UNITS:
             unit = f"{loss.needs.unit!r}, which micro-batches may split"

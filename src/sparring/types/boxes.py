@@ -1,4 +1,4 @@
-"""Boxes: what a task needs of one, and what comes out of it."""
+"""Boxes: their specification in a task, and the results of their commands and files."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ MOST_USER = 65535
 
 
 def check_seconds(where: str, value: object, least: float, most: float) -> None:
-    """Refuse a time limit that is none.
+    """Refuse an invalid time limit.
 
     Raises:
-        BadInput: it is not a number from `least` to `most`.
+        BadInput: `value` is not a number from `least` to `most`.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
         expected = f"{least:g} seconds or more" if most == math.inf else f"seconds, from {least:g} to {most:.0f}"
@@ -26,10 +26,10 @@ def check_seconds(where: str, value: object, least: float, most: float) -> None:
 
 
 def check_count(where: str, value: object, least: int = 0, most: float = math.inf) -> None:
-    """Refuse what is no whole number of this range.
+    """Refuse a value that is not a whole number from `least` to `most`.
 
     Raises:
-        BadInput: it is something else.
+        BadInput: `value` is something else.
     """
     if type(value) is not int or not least <= value <= most:
         expected = f"a whole number of {least} or more" if most == math.inf else f"{least} to {most}"
@@ -37,10 +37,10 @@ def check_count(where: str, value: object, least: int = 0, most: float = math.in
 
 
 def check_user(user: object) -> None:
-    """Refuse a user that is no id.
+    """Refuse an invalid user id.
 
     Raises:
-        BadInput: it is not a number from 0 to 65535.
+        BadInput: `user` is not a number from 0 to 65535.
     """
     if type(user) is not int or not 0 <= user <= MOST_USER:
         remedy = "write a number: 0 for images whose programs install things, else 1000"
@@ -52,16 +52,16 @@ class BoxSpec:
     """`[env.box]`: the box in which the policy's commands run. Times and sizes are per command.
 
     Raises:
-        BadInput: a limit is no number, or one that no machine can hold.
+        BadInput: a limit is not a number, or is larger than any machine can provide.
     """
 
     image: str = "python"
-    """What is installed: `python`, the host's programs, of which nothing can be written; `host`, the same with a root
-    that can be written; or the name of an image that `sparring image pull` unpacked."""
+    """Programs in the box. `python`: the host's programs, read-only; `host`: the same with a writable root; else the
+    name of an image that `sparring image pull` unpacked."""
 
     user: int = 1000
-    """Id that the box's one user has inside, 0 to 65535. As 0, calls that give files or processes to other users answer
-    success and do nothing."""
+    """Id that the box's one user has inside, 0 to 65535. For user 0, system calls that give files or processes to other
+    users return success and do nothing."""
 
     timeout_s: float = 2.0
     """Maximum wall-clock time of a command, in seconds."""
@@ -103,7 +103,7 @@ class TreeEntry:
     """File, folder or link of a tree, by its path in it.
 
     Attributes:
-        kind: what it is; the bytes of what is neither (a pipe, a socket) are not carried.
+        kind: kind of the entry; the content of kind `other` (a pipe, a socket, a device) is not carried.
         data: content of a file.
         executable: whether its owner may run it.
         target: where a link leads.
@@ -116,20 +116,20 @@ class TreeEntry:
 
 
 CommandEnd = Literal["exited", "signalled", "timed out", "out of memory", "out of disk", "killed", "lost", "running"]
-"""How a command ended. Out of disk: it failed while nothing more could be written; killed: by its caller, or with what
-holds it together; lost: its box ended; running: it has not ended."""
+"""How a command ended. "out of disk": it failed while the disk was full; "killed": by its caller, or because its reaper
+was killed; "lost": its box ended; "running": it has not ended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecResult:
-    """Result of a command. Limits are the policy's command's doing, not failures.
+    """Result of a command. A limit that was hit is the doing of the policy's command, not a failure.
 
     Attributes:
-        exit_code: the command's status; 128 + n after signal n; 137 if the box ended it; -1 while it runs.
-        stdout: standard output, of which a long one keeps head and tail, with a line between that counts what is
-            missing.
+        exit_code: the command's status; 128 + n after signal n; 137 if the box killed the command; -1 while it runs.
+        stdout: standard output. Of a long output, head and tail are kept, with a line between them that counts the
+            missing bytes.
         stderr: standard error, likewise.
-        wall_s: seconds from its start to its end.
+        wall_s: seconds from the command's start to its end.
         timed_out: whether `end` is "timed out".
         out_of_memory: whether `end` is "out of memory".
         truncated: whether bytes are missing.

@@ -44,7 +44,7 @@ class Evidence:
 
     Attributes:
         agent: id of the requesting agent or sub-agent; empty if the client sends none.
-        parent: id of the agent that started it; empty if the client sends none.
+        parent: id of the agent that started this agent; empty if the client sends none.
         label: purpose of the request, if the client states it.
         handle: id of the reply that the request continues (from a response id, a call id or a signature); may be empty.
             It decides between several replies with equal conversations.
@@ -131,7 +131,7 @@ class Segment:
 
     @property
     def told(self) -> tuple[Message, ...]:
-        """All messages that the segment adds, in order."""
+        """All messages that the segment adds: `earlier`, then `message`."""
         return self.earlier if self.message is None else (*self.earlier, self.message)
 
     def __post_init__(self) -> None:

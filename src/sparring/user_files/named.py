@@ -13,8 +13,8 @@ from sparring.user_files.neighbours import run_file
 
 
 def named(name: str, where: str) -> Any:
-    """Return the object at `path/to/file.py:name` or `package.module:name`; refuse the name of none, or of a module
-    that fails to run (`BadInput`)."""
+    """Return the object at `path/to/file.py:name` or `package.module:name`; refuse (`BadInput`) a name that has no
+    object, and a module that fails to run."""
     source, _, attribute = name.rpartition(":")
     if not source or not attribute:
         raise refusal(where, "path/to/file.py:name or package.module:name", repr(name), "add the part after the colon")

@@ -1,8 +1,8 @@
 """User files that import files of their own folder, with separate modules for each folder.
 
-A file that a recipe names is in no package, and its folder is not on `sys.path`: two worlds that each have a
-`helpers.py` would share one. So its `import` statements search its folder first, except for the standard library, and
-modules from there are loaded under a name that contains the folder. Imports through `importlib` are unchanged.
+A file that a recipe names is in no package, and its folder is not on `sys.path`: two worlds with a `helpers.py` each
+would share a module. So its `import` statements search its folder first, except for the standard library, and modules
+from there are loaded under a name that contains the folder. Imports through `importlib` are unchanged.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _Folder:
             self._parts.clear()
 
     def run(self, path: Path, parts: tuple[str, ...]) -> ModuleType:
-        """Run a file as the module with these parts."""
+        """Run a file as the module with the name `parts`."""
         name = self._name(parts)
         inside = [str(path.parent)] if path.name == "__init__.py" else None
         loader = SourceFileLoader(name, str(path))
@@ -110,7 +110,7 @@ class _Folder:
         return modules[-1] if fromlist else modules[0]
 
     def _module(self, parts: tuple[str, ...]) -> ModuleType:
-        """Return the module with these parts, and run it the first time."""
+        """Return the module with the name `parts`; its first import runs it."""
         name, path = self._name(parts), _place(self._folder, parts)
         if name in sys.modules:
             return sys.modules[name]
@@ -123,7 +123,7 @@ class _Folder:
 
 
 def _place(folder: Path, parts: Sequence[str]) -> Path | None:
-    """Return the file of a module in a folder, or None."""
+    """Return the file of a module in a folder; None if the folder lacks it."""
     path = folder.joinpath(*parts)
     return next((file for file in (path / "__init__.py", path.with_name(f"{path.name}.py")) if file.is_file()), None)
 

@@ -26,7 +26,7 @@ TYPES = {
     "F32": "<f4",
     "F64": "<f8",
 }
-"""numpy's types for the safetensors types that it supports."""
+"""numpy's types by safetensors type, for the types that numpy supports."""
 
 PIECE = 1 << 24
 """Bytes compared at once."""
@@ -34,11 +34,11 @@ PIECE = 1 << 24
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorDifference:
-    """First difference between two weight folders, in the order of tensor names.
+    """First difference between two sets of weights, in the order of tensor names.
 
     Attributes:
         what: `tensor`, `dtype`, `shape`, or `value at (row, column, ...)`.
-        values: description in the first and in the second folder; `none` if a folder lacks the tensor.
+        values: description of the tensor or value in the first and in the second folder; `none` if a folder lacks it.
     """
 
     tensor: str
@@ -48,7 +48,8 @@ class TensorDifference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredTensor:
-    """Tensor in a safetensors file: its bytes [begin, end), and the name that the header gives its dtype."""
+    """Tensor in a safetensors file: the range [begin, end) of its bytes, and its dtype as the file's header names
+    it."""
 
     file: Path
     dtype: str
@@ -64,8 +65,8 @@ class StoredTensor:
 
 
 def stored_tensors(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a safetensors file or folder by name, in the order of names; empty if the folder does not
-    exist. A damaged file is refused (`BadInput`)."""
+    """Return the tensors of a safetensors file or folder by name, in the order of names. The mapping is empty if the
+    folder does not exist. A damaged file is refused (`BadInput`)."""
     tensors: dict[str, StoredTensor] = {}
     for file in [path] if path.is_file() else sorted(path.glob("*.safetensors")):
         tensors |= _read_header(file)
@@ -131,7 +132,7 @@ def _value_difference(name: str, left: StoredTensor, right: StoredTensor, byte: 
 
 
 def _value(tensor: StoredTensor, content: np.ndarray[Any, Any]) -> str:
-    """Format a value as a number with its bytes, since two different values may print as the same number."""
+    """Format a tensor's value as a number with its bytes, since two different values may print as the same number."""
     data = content.tobytes()
     if tensor.dtype == "BF16":
         number = np.frombuffer(b"\0\0" + data, "<f4")[0]

@@ -1,9 +1,10 @@
-"""Transport through a folder that the run's machine and the server's share: a file for each of the last versions.
+"""Transport through a folder that the run's machine and the server's machine share: a file for each of the last
+versions.
 
-Each publisher has a subfolder, `sparring-weights-` with its machine, process and a random part, and holds a lock on a
-file in it. A file is written under a temporary name and renamed when it is complete. The last `KEPT` files of a model
-and of an adapter stay until the publisher is closed; subfolders of dead publishers of this machine are removed by the
-next one.
+Each publisher has a subfolder, named `sparring-weights-`, its machine, its process and a random part, and holds a lock
+on a file in the subfolder. A file is written under a temporary name and renamed when it is complete. The last `KEPT`
+files of a model and of an adapter stay until the publisher is closed; the next publisher on a machine removes the
+subfolders of dead publishers there.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from sparring.weights.shared_memory import PREFIX, opened, write
 
 TRANSPORT = "disk"
 KEPT = 2
-"""Number of versions that are kept."""
+"""Number of files of a model or an adapter that are kept, one for each version."""
 LOCK = "lock"
 
 _PUBLISHER = "-[0-9]+-[0-9a-f]{16}"
@@ -51,8 +52,8 @@ class DiskLocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Disk:
-    """Link to servers that see the folder `shared` of this machine under the same path; messages name its key,
-    `setting`. Implements `Link`."""
+    """Link to servers that see the folder `shared` of this machine under the same path. Error messages name `setting`,
+    the configuration key of this folder. Implements `Link`."""
 
     transport = TRANSPORT
 
@@ -106,7 +107,7 @@ class Disk:
             self._lock = None
 
     def _open(self) -> None:
-        """Make the subfolder, and hold the lock on it, after removing those of dead publishers."""
+        """Remove the subfolders of dead publishers, then make this publisher's subfolder and hold its lock."""
         if self._lock is not None:
             return
         for folder in self._shared.iterdir():
@@ -133,13 +134,13 @@ class Disk:
 
 
 def forget(ref: WeightRef) -> None:
-    """Remove the publisher's subfolder now. Only for a publisher whose single receiver has fetched what is in it."""
+    """Remove the publisher's subfolder now. Only for a publisher whose single receiver has fetched its files."""
     shutil.rmtree(msgspec.convert(ref.location, DiskLocation).folder, ignore_errors=True)
 
 
 def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
-    """Return a verified copy of the published tensors; refuse another transport, a file that cannot be read here, and
-    other tensors than the published ones (`WeightsError`)."""
+    """Return a verified copy of the published tensors. Raises WeightsError for a reference of another transport, a file
+    that cannot be read here, and tensors that differ from the published ones."""
     where = about(ref, TRANSPORT)
     with boundary(WeightsError, where, "a location in a shared folder", "publish them again"):
         location = msgspec.convert(ref.location, DiskLocation)

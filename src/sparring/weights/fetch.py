@@ -1,4 +1,5 @@
-"""Fetch of published weights by transport, and the links that publish them; the one place that knows all transports."""
+"""Fetch of published weights by transport, and the links that publish weights. Only this module knows all
+transports."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ TRANSPORTS: Mapping[str, Callable[[WeightRef], dict[str, torch.Tensor]]] = Mappi
 
 
 def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
-    """Return the published tensors, verified; refuse an unknown transport (`WeightsError`). They may share the
+    """Return the published tensors, verified; refuse an unknown transport (`WeightsError`). The tensors may share the
     reference's storage, so a receiver copies them (`CausalModel.load_state` does)."""
     if ref.transport not in TRANSPORTS:
         where, transports = f"weights of {ref.model} version {ref.version}", ", ".join(TRANSPORTS)

@@ -1,5 +1,5 @@
-"""Files of a checkpoint beside its weights: configuration, tokenizer, settings of generation, chat template. To a
-server that lacks the checkpoint they travel over the links of weights, each as a tensor of bytes."""
+"""Files of a checkpoint other than its weights: configuration, tokenizer, settings of generation, chat template. A
+server that lacks the checkpoint gets these files over the links of weights, each file as a tensor of bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import xxhash
 from sparring.errors import WeightsError, refusal
 
 MODEL = "files"
-"""Name of the model of their reference."""
+"""Name that stands for the model in the `WeightRef` of such files."""
 
 MOST_BYTES: Mapping[str, int] = MappingProxyType(
     {
@@ -27,7 +27,7 @@ MOST_BYTES: Mapping[str, int] = MappingProxyType(
         "chat_template.jinja": 4 << 20,
     }
 )
-"""Largest number of bytes of each file; no others travel."""
+"""Maximum number of bytes of each file, by name; files of other names are not sent."""
 
 PASSING = ("dtype", "torch_dtype", "transformers_version", "_name_or_path")
 """Keys of config.json that say nothing about the model: its dtype is a setting of the run."""
@@ -48,8 +48,8 @@ def read(folder: Path) -> dict[str, bytes]:
 
 
 def digest(files: Mapping[str, bytes]) -> str:
-    """Return xxh3-128 over names and contents, in hexadecimal digits; of config.json, only over what describes the
-    model."""
+    """Return xxh3-128 over names and contents of files, in hexadecimal digits. The keys `PASSING` of config.json are
+    left out."""
     hashed = xxhash.xxh3_128()
     for name, data in sorted(files.items()):
         if name == "config.json":
@@ -73,11 +73,8 @@ def tensors(files: Mapping[str, bytes]) -> dict[str, torch.Tensor]:
 
 
 def contents(state: Mapping[str, torch.Tensor]) -> dict[str, bytes]:
-    """Return files from their tensors, which may be of a hostile sender.
-
-    Raises:
-        WeightsError: a name is not one of `MOST_BYTES`, a file is no bytes or too large, or config.json is missing.
-    """
+    """Return the contents of files from their tensors, which may come from a hostile sender. Raises WeightsError if a
+    name is not in `MOST_BYTES`, a tensor is not of bytes, a file is too large, or config.json is missing."""
     for name, tensor in state.items():
         if name not in MOST_BYTES:
             raise WeightsError(f"files: expected only {', '.join(MOST_BYTES)}, got {name!r}; send these")
@@ -91,7 +88,8 @@ def contents(state: Mapping[str, torch.Tensor]) -> dict[str, bytes]:
 
 
 def write(files: Mapping[str, bytes], folder: Path) -> None:
-    """Write files of `contents` into a folder that has none of them, for the owner alone."""
+    """Write files, as `contents` returns them, into a folder that has none of them. Only the file's owner may read
+    them."""
     for name, data in files.items():
         descriptor = os.open(folder / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
         with os.fdopen(descriptor, "wb") as file:

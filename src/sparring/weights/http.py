@@ -31,7 +31,8 @@ class UploadLocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Http:
-    """Link to servers that share nothing with this machine; each gets the state for itself. Implements `Link`."""
+    """Link to servers that share no memory or folder with this machine; the state is sent to each server. Implements
+    `Link`."""
 
     transport, about = TRANSPORT, "HTTP"
     setting: str | None = None
@@ -56,12 +57,12 @@ class Http:
         return replace(ref, transport=TRANSPORT, location=msgspec.to_builtins(location))
 
     def close(self) -> None:
-        """Do nothing: the server drops what it has fetched."""
+        """Do nothing: the server drops an upload when it has fetched it."""
 
 
 def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
-    """Return the verified tensors of an upload, whose storage they share, so a receiver copies them; refuse another
-    transport, an upload that is not here, and other tensors than the published ones (`WeightsError`)."""
+    """Return the verified tensors of an upload. They share the upload's storage, so a receiver copies them. Raises
+    WeightsError for another transport, an upload that is not here, and tensors that differ from the published ones."""
     where = about(ref, TRANSPORT)
     if not isinstance(ref.location, Received):
         raise WeightsError(f"{where}: expected an upload to this process, got none; send it to the engine's server")

@@ -26,8 +26,8 @@ def publish(
     Args:
         version: number of updates that the weights have received.
         state: parameters by Hugging Face name, or an adapter's state.
-        probe: tokens [T] and the log-probabilities [T - 1] of tokens[1:] under these weights at temperature 1, which
-            the receiver has to reproduce.
+        probe: tokens [T] and the log-probabilities [T - 1] of tokens[1:] under these weights at temperature 1; the
+            receiver has to reproduce these log-probabilities.
         adapter: name of the model's adapter; None for the model itself.
     """
     copies = {name: tensor.detach().clone() for name, tensor in state.items()}
@@ -58,8 +58,8 @@ def reference(
 
 
 def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
-    """Return the published tensors, verified; refuse another transport, and tensors that have changed since
-    (`WeightsError`). They share the reference's storage, so a receiver copies them (`CausalModel.load_state` does)."""
+    """Return the published tensors, verified. They share the reference's storage, so a receiver copies them
+    (`CausalModel.load_state` does). Raises WeightsError for another transport, and tensors that have changed since."""
     where = about(ref, "inline")
     state = dict(ref.location)
     verify(ref, state, where)
@@ -67,7 +67,8 @@ def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
 
 
 def about(ref: WeightRef, transport: str) -> str:
-    """Return how messages name published weights; refuse a reference of another transport (`WeightsError`)."""
+    """Return the name of published weights in messages; refuse a reference whose transport is not `transport`
+    (`WeightsError`)."""
     where = f"weights of {ref.model} version {ref.version}"
     if ref.transport != transport:
         raise WeightsError(
@@ -77,8 +78,8 @@ def about(ref: WeightRef, transport: str) -> str:
 
 
 def verify(ref: WeightRef, state: Mapping[str, torch.Tensor], where: str) -> None:
-    """Refuse fetched tensors that differ in a bit from the published ones (`WeightsError`); the message names the first
-    such tensor, if the publisher computed digests."""
+    """Refuse fetched tensors that differ in a bit from the published ones (`WeightsError`). The message names the first
+    different tensor, if the publisher computed a digest of each."""
     actual = checksum(state)
     if actual != ref.checksum:
         _, found = checksums(state)

@@ -14,7 +14,7 @@ from sparring.weights.upload import ALIGNMENT
 
 
 class TensorSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Position of one tensor in the block: `offset` in bytes, `dtype` with torch's name ("float32")."""
+    """Position of one tensor in the block: `offset` in bytes; `dtype` is torch's name, such as "float32"."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -54,8 +54,8 @@ def pieces(state: Mapping[str, torch.Tensor], most: int) -> Iterator[list[memory
 
 
 def unpacked(data: torch.Tensor, spans: Mapping[str, TensorSpan], where: str) -> dict[str, torch.Tensor]:
-    """Return the tensors of a block, uint8 [size], whose storage they share; refuse a position outside the block and an
-    unknown dtype (`WeightsError`)."""
+    """Return the tensors of a block `data`, uint8 [size]. They share its storage. Raises WeightsError for a position
+    outside the block and an unknown dtype."""
     with boundary(WeightsError, where, "tensors within their block", "publish them again"):
         return {name: _view(data, span) for name, span in spans.items()}
 

@@ -1,7 +1,7 @@
-"""Links: the ways of weights from a run to the servers of its engines, and the choice among them.
+"""Links: transports of weights from a run to the servers of its engines, and the choice among them.
 
-Publishing and sending are two steps. A state is published once for all servers that are updated at the same time; what
-cannot be published for several, the transport over HTTP, is sent to each.
+Publishing and sending are two steps. A state is published once for all servers that are updated at the same time. The
+HTTP transport cannot publish for several servers: it sends the state to each.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from sparring.weights.inline import reference
 from sparring.weights.upload import Bucket
 
 PROBED = "link-probe"
-"""Name of the model of a probe: a small random tensor that a server is asked to fetch."""
+"""Name that stands for the model in the `WeightRef` of a small random tensor, which a server fetches as a test."""
 
 
 class LinkServer(Protocol):
-    """Server of an engine, as a link needs it. Its methods block, and raise EngineError if the server does not
+    """Calls of an engine's server that a link needs. They block, and raise EngineError if the server does not
     answer."""
 
     def sees(self, ref: WeightRef) -> None:
@@ -33,17 +33,19 @@ class LinkServer(Protocol):
         ...
 
     def take(self, bucket: Bucket, data: Sequence[memoryview]) -> None:
-        """Send a part of an upload, whose bytes are the given pieces; raise WeightsError if the server refuses it."""
+        """Send a part of an upload; `data` has its bytes in pieces. Raises WeightsError if the server refuses the
+        part."""
         ...
 
 
 class Link(Protocol):
-    """One way of weights to a server. Its methods block, and may be called from several threads.
+    """Transport of weights to servers. Its methods block, and may be called from several threads.
 
     Attributes:
-        transport: transport of the references that the server fetches.
-        about: words for the user.
-        setting: key that chose this link; if it is set, a server that cannot use the link is refused.
+        transport: `WeightRef.transport` of the references that the server fetches.
+        about: description for the user.
+        setting: configuration key by which the user chose this link, "" for none. With a key, a server that cannot use
+            the link is refused.
     """
 
     transport: str
@@ -56,8 +58,8 @@ class Link(Protocol):
         ...
 
     def send(self, ref: WeightRef, server: LinkServer) -> WeightRef:
-        """Send what was published to one server, if it cannot fetch it by itself; return the reference that this server
-        fetches."""
+        """Send published weights to one server, if the server cannot fetch them by itself. Return the reference that
+        this server fetches."""
         ...
 
     def close(self) -> None:
@@ -67,7 +69,7 @@ class Link(Protocol):
 
 @dataclass(slots=True)
 class _Shared:
-    """Publication with the number of its users."""
+    """Published weights with the number of their users."""
 
     ref: WeightRef
     stack: ExitStack
@@ -75,7 +77,7 @@ class _Shared:
 
 
 class WeightLinks:
-    """Links of a run, in the order of preference, which all its servers share."""
+    """Links of a run, which all its servers share, in the order of preference."""
 
     def __init__(self, links: Sequence[Link]) -> None:
         self._links = links
@@ -83,8 +85,8 @@ class WeightLinks:
         self._lock = Lock()  # also held while a state is written, for which those who want the same state wait
 
     def choose(self, server: LinkServer, where: str) -> Link:
-        """Return the first link over which a server can fetch a random tensor. A server that cannot use a link of the
-        user's settings is refused (`BadInput`), and so is one that can use none (`WeightsError`)."""
+        """Return the first link over which a server can fetch a random tensor. Raises BadInput if the server cannot use
+        a link of the user's settings, and WeightsError if it can use no link."""
         problem = WeightsError(f"{where}: expected a link, got none")
         probe = torch.frombuffer(bytearray(secrets.token_bytes(64)), dtype=torch.uint8)
         for link in self._links:
@@ -101,8 +103,8 @@ class WeightLinks:
 
     @contextmanager
     def published(self, link: Link, ref: WeightRef) -> Iterator[WeightRef]:
-        """Publish the tensors of an inline reference over a link until the context ends. Those who publish equal
-        tensors at the same time share one publication; each gets a reference with its own version and probe."""
+        """Publish the tensors of an inline reference over a link until the context ends. Callers that publish equal
+        tensors at the same time share one publication. Each caller gets a reference with its own version and probe."""
         key = (link.transport, ref.model, ref.adapter or "", ref.checksum)
         with self._lock:
             shared = self._shared.get(key)

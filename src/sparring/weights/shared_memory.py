@@ -60,7 +60,7 @@ class SharedMemory:
 
 
 def published(ref: WeightRef) -> AbstractContextManager[WeightRef]:
-    """Publish the tensors of an inline reference, as `published_one_by_one`."""
+    """Publish the tensors of an inline reference until the context ends, as `published_one_by_one` does."""
     return published_one_by_one(about(ref, "inline"), ref.location, ref.location.items(), lambda _: ref)
 
 
@@ -71,8 +71,8 @@ def published_one_by_one(
     tensors: Iterable[tuple[str, torch.Tensor]],
     describe: Callable[[Mapping[str, torch.Tensor]], WeightRef],
 ) -> Iterator[WeightRef]:
-    """Publish tensors that need not exist together, which other processes of this machine can fetch until the context
-    ends. The file gets its name when it is complete, so a crash while writing leaves no file.
+    """Publish tensors for other processes of this machine until the context ends. The tensors need not exist at the
+    same time. The file gets its name when it is complete, so a crash while writing leaves no file.
 
     Args:
         state: names, dtypes and shapes of the tensors.
@@ -97,12 +97,9 @@ def published_one_by_one(
 
 
 def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
-    """Return the published tensors, verified. They are mapped, not copied: the publisher writes its file only before it
-    has a name, and a receiver copies what it keeps. Writing to them changes neither the file nor another's tensors.
-
-    Raises:
-        WeightsError: another transport, a file that is gone, or tensors that have changed since they were published.
-    """
+    """Return the published tensors, verified. They are mapped, not copied: a file with a name is not written any more,
+    and a receiver copies what it keeps. Writing to the tensors changes neither the file nor another process's tensors.
+    Raises WeightsError if the reference has another transport, the file is gone, or the tensors have changed since."""
     where = about(ref, TRANSPORT)
     with boundary(WeightsError, where, "a location in shared memory", "publish them again"):
         location = msgspec.convert(ref.location, SegmentLocation)
@@ -119,7 +116,7 @@ def forget(ref: WeightRef) -> None:
 
 
 def sweep() -> None:
-    """Remove the files of dead publishers, recognised by the missing lock."""
+    """Remove the files of dead publishers: files without a lock."""
     for path in FOLDER.glob(f"{PREFIX}*"):
         # removed meanwhile, owned by another user, or lent by a live publisher
         with suppress(OSError):
@@ -141,7 +138,7 @@ def _unnamed(stack: ExitStack, size: int) -> int:
 
 
 def _name(stack: ExitStack, file: int, location: SegmentLocation) -> None:
-    """Give a complete file its name, until `stack` is closed."""
+    """Give a complete file its name; closing `stack` removes the name."""
     folder = os.open(FOLDER, os.O_PATH)
     stack.callback(os.close, folder)
     # Python follows the link to the unnamed file only with dst_dir_fd
@@ -160,8 +157,8 @@ def write(descriptor: int, tensors: Mapping[str, TensorSpan], state: Mapping[str
 
 @contextmanager
 def opened(path: Path, size: int, where: str) -> Iterator[BufferedReader]:
-    """Open a published file of `size` bytes, at least 1; refuse one that is gone, has another size or cannot be read
-    (`WeightsError`)."""
+    """Open a published file of `size` bytes, at least 1. Raises WeightsError if the file is gone, has another size or
+    cannot be read."""
     with ExitStack() as stack, boundary(WeightsError, where, "a readable file", "publish them again"):
         try:
             file = stack.enter_context(open(path, "rb", opener=_without_waiting))
@@ -177,7 +174,8 @@ def opened(path: Path, size: int, where: str) -> Iterator[BufferedReader]:
 
 
 def _without_waiting(path: str | Path, flags: int) -> int:
-    """Open a file of a folder in which others may write: a pipe under this name would hold the thread for ever."""
+    """Open a file without waiting: other users may write in its folder, and opening a pipe would block the thread for
+    ever."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
 
 

@@ -1,4 +1,4 @@
-"""Uploads: states that arrive at a server in buckets, and the area where they wait to be fetched. Torch-free."""
+"""Uploads: states that arrive at a server in buckets and wait there to be fetched. Torch-free."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BUCKET = 64 << 20
 
 
 def upload_bytes(sizes: Iterable[int]) -> int:
-    """Return the maximum number of bytes of an upload of float32 tensors with these numbers of elements."""
+    """Return the maximum number of bytes of an upload of float32 tensors; `sizes` are their numbers of elements."""
     return sum(4 * size + ALIGNMENT for size in sizes)
 
 
@@ -29,8 +29,8 @@ class Bucket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     Attributes:
         upload: name of the upload, chosen at random by the sender.
         size: bytes of the whole upload.
-        offset: position of the bucket in it, in bytes.
-        digest: xxh3-128 of these bytes, in hexadecimal digits.
+        offset: position of the bucket in the upload, in bytes.
+        digest: xxh3-128 of the bucket's bytes, in hexadecimal digits.
     """
 
     upload: str
@@ -41,7 +41,8 @@ class Bucket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Received(NamedTuple):
-    """`WeightRef.location` of an upload inside the server: the location that its sender named, and the bytes."""
+    """`WeightRef.location` of an upload inside the server: the location that the client sent, and the upload's
+    bytes."""
 
     location: Mapping[str, Any]
     data: mmap.mmap
@@ -51,7 +52,7 @@ class Upload:
     """State of `size` bytes that arrives in order.
 
     Attributes:
-        data: the bytes; not resident before they arrive.
+        data: the bytes; their memory is not in use before they arrive.
         received: number of bytes that are complete and verified.
     """
 
@@ -61,14 +62,14 @@ class Upload:
 
 
 class Receiving:
-    """Bucket that arrives in chunks."""
+    """Writer of a bucket that arrives in chunks."""
 
     def __init__(self, upload: Upload, bucket: Bucket) -> None:
         self._upload, self._bucket = upload, bucket
         self._at, self._digest = bucket.offset, xxhash.xxh3_128()
 
     def add(self, chunk: bytes) -> None:
-        """Write the next bytes; refuse more than the bucket has (`WeightsError`)."""
+        """Write the next bytes; refuse more bytes than the bucket has (`WeightsError`)."""
         end = self._at + len(chunk)
         if end > self._bucket.offset + self._bucket.length:
             raise _wrong(self._bucket, f"{self._bucket.length} bytes", "more")
@@ -77,7 +78,7 @@ class Receiving:
         self._at = end
 
     def finish(self) -> None:
-        """Count the bucket as received; refuse it if bytes are missing or their digest is another (`WeightsError`)."""
+        """Count the bucket as received; refuse a bucket with missing bytes or a wrong digest (`WeightsError`)."""
         bucket, digest = self._bucket, self._digest.hexdigest()
         if self._at != bucket.offset + bucket.length:
             raise _wrong(bucket, f"{bucket.length} bytes", str(self._at - bucket.offset))
@@ -87,18 +88,16 @@ class Receiving:
 
 
 class UploadArea:
-    """Room of a server for one upload of at most `most` bytes; the first bucket of another upload replaces it."""
+    """Memory of a server for one upload of at most `most` bytes. The first bucket of another upload replaces the
+    present one."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._upload: Upload | None = None
 
     def receive(self, bucket: Bucket) -> Receiving:
-        """Begin a bucket.
-
-        Raises:
-            WeightsError: the upload is too large, its earlier buckets are missing, or another one has replaced it.
-        """
+        """Begin to receive a bucket. Raises WeightsError if the upload is too large, its earlier buckets are missing,
+        or another upload has replaced it."""
         if bucket.size > self._most:
             raise _wrong(bucket, f"an upload of at most {self._most} bytes, as large as the model", str(bucket.size))
         if not 0 <= bucket.offset <= bucket.offset + bucket.length <= bucket.size or bucket.length > BUCKET:
@@ -113,7 +112,8 @@ class UploadArea:
         return Receiving(upload, bucket)
 
     def complete(self, name: str, where: str) -> Upload:
-        """Return an upload that has arrived; refuse one that has not, or that another has replaced (`WeightsError`)."""
+        """Return a complete upload. Raises WeightsError if the upload is incomplete, or another upload has replaced
+        it."""
         upload = self._upload
         if upload is None or upload.name != name:
             raise WeightsError(f"{where}: expected the upload {name}, got none or another; send it again")

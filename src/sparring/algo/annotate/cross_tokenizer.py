@@ -49,7 +49,7 @@ class AcrossTokenizers:
     teacher's context, or if it follows several simultaneous tool calls. Such a turn gets its recorded log-probabilities
     as the teacher's: a gap of 0.
 
-    `teachers` are those of `TeacherRows`; `tokenizers` are the teachers' text formats, by model name.
+    `teachers` as in `TeacherRows`; `tokenizers` are the teachers' text formats, by model name.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class AcrossTokenizers:
 
 
 def ends(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[int | None]:
-    """Return the character position at which each token ends in the text; None for one that ends inside a character."""
+    """Return the character position at which each token ends in the text; None if it ends inside a character."""
     text = decode(tokens)
     prefixes = [decode(tokens[: count + 1]) for count in range(len(tokens))]
     return [len(prefix) if text.startswith(prefix) else None for prefix in prefixes]

@@ -1,4 +1,4 @@
-"""Annotators that need only the trainer: a quantity under its weights, the name of one of its teachers, its version."""
+"""Annotators that need only the trainer: a quantity under its weights, the name of its teacher, its weight version."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class TrainerQuantity:
 
 
 class TeacherTag:
-    """Names on each row the model, among the trainer's teachers, that the trainer compares it with, such as a reference
-    that the trainer holds. Implements `Annotator`."""
+    """Writes on each row the name of its teacher, a model that the trainer holds, such as the reference. Implements
+    `Annotator`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -42,7 +42,7 @@ class TeacherTag:
 
 class ProximalShare:
     """Writes the annotation `proximal_share`, which places the proximal log-probability between the recorded and the
-    current one. Implements `Annotator`.
+    current value. Implements `Annotator`.
 
         share = (v - v_b) / (v + 1 - v_b)       log proximal = log behaviour + share * (log pi - log behaviour)
 

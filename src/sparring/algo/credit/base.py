@@ -61,8 +61,8 @@ class BaseCredit(NamedRule, frozen=True, kw_only=True):
         return alike(rewards)
 
     def open(self) -> Any:
-        """Return the rule in its initial state, a `protocols.Credit` without `denominator`: itself, if it is
-        stateless."""
+        """Return an object with the rule's initial state, which implements `protocols.Credit` except `denominator`. A
+        stateless rule returns itself."""
         return self
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:

@@ -28,7 +28,7 @@ class TurnSpan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
-    """One trajectory of a group. `rows` are its branches' rows; empty if another model played it.
+    """One trajectory of a group. `rows` are its branches' rows; empty if a model other than the policy played the role.
 
     A step is a sampled token with policy weight. Steps are numbered turn by turn, in the order of the requests;
     `following` gives the step that logically comes next. A token that several branches share has weight in a single
@@ -58,7 +58,7 @@ class Member:
 
     @property
     def length(self) -> int:
-        """Return the member's number of steps."""
+        """Return the number of trained tokens, which are the steps."""
         return sum(len(row.weights["policy"]) - row.weights["policy"].count(0.0) for row in self.rows)
 
     def turns(self) -> list[TurnSpan | None]:
@@ -108,8 +108,8 @@ class Member:
         return self._turn_values("states", self.score.states_of(self.trajectory.role), None)
 
     def read(self, name: Annotation, rule: str) -> list[float]:
-        """Return the values of an annotation at each step; refuse a row without it (`BadInput`) in the name of
-        `rule`."""
+        """Return the values of an annotation at each step; refuse a row without the annotation (`BadInput`, which names
+        `rule`)."""
         for row in self.rows:
             if name not in row.annotations:
                 fix = "add the annotator that writes it to the stage, or choose another credit"
@@ -125,7 +125,7 @@ class Member:
         return [recorded[row][at] for turn in self.steps() for row, at in turn]
 
     def succession(self) -> Succession:
-        """Return the order of its turns along branches and links."""
+        """Return the order of the trajectory's turns along branches and links."""
         return succession(self.trajectory)
 
     def following(self) -> list[int | None]:
@@ -244,7 +244,7 @@ def by_role(members_of_roles: Sequence[Member]) -> dict[str, list[Member]]:
 def per_trajectory(groups: Sequence[Group], samples: Sequence[Sequence[Sample]], rule: Rule) -> list[list[Sample]]:
     """Set one advantage for all tokens of a trajectory, comparing it with the group's trajectories of the same role.
 
-    A role for which the rule returns None gets 0.0; a group whose roles all do leaves the update.
+    A role for which the rule returns None gets 0.0; a group in which each role gets None leaves the update.
     """
     return [
         _credit_group(group, rows, rule, Member.with_advantage) for group, rows in zip(groups, samples, strict=True)
@@ -287,7 +287,7 @@ def set_advantages(
     Args:
         advantages: advantages by trajectory; a member without any gets 0.0. If no member has any, the group leaves the
             update: the list is empty.
-        write: method of `Member` that writes them.
+        write: method of `Member` that writes its advantage into its rows.
     """
     values = [advantages.get(m.trajectory.id) for m in everyone]
     if all(value is None for value in values):
@@ -298,7 +298,7 @@ def set_advantages(
 
 
 def any_scored(groups: Sequence[Group]) -> bool:
-    """Return whether the world scored any rollout of the groups, that is, the policy did not break them all."""
+    """Return whether the world scored any rollout of the groups, that is, whether the policy did not break them all."""
     return any(rollout.outcome.kind != "policy_failed" for group in groups for rollout in group.rollouts)
 
 

@@ -16,7 +16,7 @@ class Pairs:
 
     The rollout with the highest reward is chosen, the one with the lowest rejected; ties go to the earlier. All
     branches of a rollout belong to its side of the pair. Rows of other rollouts get label 0 and are not trained. A
-    group of equal rewards leaves the update.
+    group leaves the update if its rewards are equal, or its best or worst rollout has no trained token.
     """
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:

@@ -19,8 +19,8 @@ Address = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepPlace:
-    """Logical position of a step. `before` is the number of the preceding step, on the same chain or on the one that
-    this chain hangs on; None for a first step."""
+    """Logical position of a step. `before`: number of the step before it in its chain or, where a side chain begins, in
+    the chain that it hangs on; None if there is none."""
 
     address: Address
     before: int | None
@@ -32,8 +32,9 @@ class Succession:
 
     A turn is followed by the next turn of its branch. The last turn of a branch is followed by the first turn whose
     prompt quotes its reply, such as a sub-agent's answer in a tool result, or a summary. If nothing quotes it and the
-    agent, by deleting or editing messages, replaced the branch by another one, the first turn of the new branch
-    follows. Otherwise the trajectory ends. So every turn has one successor or is an end, and turns form chains.
+    agent, by deleting or editing messages, replaced the branch by a new branch, the first turn of the new branch
+    follows. If the turn only started another agent, that agent's first turn follows. Otherwise the trajectory ends. So
+    every turn has one successor or is an end, and turns form chains.
 
     A chain that merges into another (a sub-agent's, an abandoned branch) is a side chain. It hangs on the other chain's
     last turn that was requested before the side chain began: the turn that started it, or a later one.
@@ -267,7 +268,7 @@ class _Links:
         """Return for each turn the previous turn of its chain; None if it begins a chain.
 
         The previous turn is one of those that have this turn as their `following`; `_rank` decides between several. A
-        turn that does not come after its cause begins a chain even so.
+        turn to which no path leads from its cause begins a chain even so.
         """
         candidates_of: list[list[int]] = [[] for _ in following]
         for turn, follows in enumerate(following):
@@ -290,7 +291,7 @@ class _Links:
     def _rank(
         self, turn: int, follows: int, candidates: Sequence[int], first_of: Sequence[int], hangs: Sequence[int | None]
     ) -> tuple[int, bool, bool, int]:
-        """Return the sort key of a turn among those that `follows` can continue; the largest wins.
+        """Return the sort key of `turn` among the `candidates` that turn `follows` can continue; the largest key wins.
 
         Preferred is the turn on whose chain the largest number of other candidates hang; among equals the parent of
         `follows`, then a turn of the same agent, then the latest turn.
@@ -322,10 +323,10 @@ class _Links:
         return cause
 
     def _attachment(self, first: int, following: Sequence[int | None]) -> int | None:
-        """Return the turn that a chain with this first turn hangs on; None if no turn was requested before it.
+        """Return the turn that a chain with this first turn hangs on; None if there is no such turn.
 
-        It is the last turn requested before the chain began, among the chain's cause and the turns after it. Without a
-        cause the branch that the chain merges into is searched instead, and then the turns of the first agent.
+        It is the last turn before `first` on the path from the chain's cause. Without a cause: on a branch that the
+        chain merges into, else the first agent's last turn, unless its path joins the chain.
         """
         cause = self._cause(first)
         if cause is not None:

@@ -27,7 +27,7 @@ class Difficulty(NamedRule, frozen=True, kw_only=True, tag="difficulty"):
     """Also train groups whose share is exactly `lowest` or `highest`."""
 
     solved_above: float = 0.5
-    """Reward above which a rollout is solved."""
+    """Reward above which a rollout without `success` is solved."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.lowest <= self.highest <= 1:

@@ -22,8 +22,8 @@ class ImplicitReward:
         r_i  = beta * sum_t (log pi(y_i,t) - log reference(y_i,t))        over all sampled tokens of trajectory i
         loss = - sum_i weight_i * (o_i * log sigmoid(r_i) + (1 - o_i) * log sigmoid(-r_i)) / denominator
 
-    o_i is 1 for the label 1 and 0 for the label -1; beta is that of credit `prime`. The rows of one `group` are one
-    trajectory, which no micro-batch splits; its token weights sum to weight_i. Implements `Loss`.
+    o_i is 1 for the label 1 and 0 for the label -1; beta is the setting of credit `prime`. The rows of one `group` are
+    one trajectory, which no micro-batch splits; its token weights sum to weight_i. Implements `Loss`.
     """
 
     term = "preference"

@@ -142,7 +142,7 @@ class PolicyLoss:
         return {Annotation.OBJECTIVE: objective.parts.detach(), Annotation.SLOPE: slope, **measured}
 
     def _objective_from_survey(self, tokens: PolicyTokens) -> _Objective | None:
-        """Rebuild the objective, with value and gradient, from a first pass; None if there was none."""
+        """Rebuild the objective, with value and gradient, from a first pass; None without a first pass."""
         annotations = tokens.annotations
         if Annotation.SLOPE not in annotations:
             return None
@@ -182,7 +182,7 @@ class PolicyLoss:
         return weights
 
     def _tokens(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> tuple[torch.Tensor, PolicyTokens]:
-        """Return the trainer's log-probabilities before the update [M], and what ratio, gate and correction read."""
+        """Return the trainer's log-probabilities before the update [M], and the policy tokens of the micro-batch."""
         now, behaviour = quantities["logprob"].detach(), micro_batch.behaviour_logprobs
         old = micro_batch.annotations.get(Annotation.PROXIMAL, now)
         share = micro_batch.annotations.get(Annotation.PROXIMAL_SHARE)

@@ -1,4 +1,4 @@
-"""Trial of own gates, losses and corrections on drawn tokens: alone and together, and against difference quotients."""
+"""Trial of users' gates, losses and corrections on random tokens: in parts, at once, against difference quotients."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ LEAVES_GRADIENT = (torch.Tensor.detach, torch.Tensor.data.__get__)  # type: igno
 
 
 def try_on_tokens(algo: AlgoConfig, place: str, name: str) -> None:
-    """Refuse a gate, loss or correction whose values on drawn tokens are wrong: `name`, at the key `place` of `[algo]`.
+    """Refuse the gate, loss or correction `name`, at key `place` of `[algo]`, if its values on drawn tokens are wrong.
 
     Raises:
         BadInput: the values are not finite, are not one for each token, change in a second call or with the other
             tokens of a micro-batch, or have another gradient than their difference quotients; the input is changed; a
-            correction's values have a gradient; or an idle unit has one, without `moves_idle_tokens`.
+            correction's values have a gradient; or a unit of advantages 0 has one, without `moves_idle_tokens`.
     """
     where, unit = f"algo.{place}", algo.unit
     values = _try_in_parts(algo, place, name)
@@ -91,8 +91,8 @@ def _values(algo: AlgoConfig, place: str, tokens: PolicyTokens) -> torch.Tensor:
 
 
 def _drawn_tokens(at: int = 0, step: float = 0.0, dtype: torch.dtype = torch.float64) -> PolicyTokens:
-    """Draw tokens of four sequences with two turns each, the last one idle, with the log-probability of token `at`
-    changed by `step`. Every annotation is 1 at each token."""
+    """Draw four sequences of two turns; the last sequence is idle (advantage 0). Change the log-probability of token
+    `at` by `step`. Annotations are 1."""
     generator = torch.Generator().manual_seed(0)
     now, before, advantages = torch.randn(3, TOKENS, generator=generator, dtype=torch.float64).to(dtype)
     logprob = -1.0 - 0.3 * now
@@ -124,8 +124,8 @@ def _ones(count: int, dtype: torch.dtype) -> dict[Annotation, torch.Tensor]:
 
 
 class _Constants(TorchFunctionMode):
-    """Tensors that a function computes without gradient (`detach`, `no_grad`) in its first call. They are the same in
-    every later call, as the gradient takes them to be. All is in float64: quotients of float32 are too coarse."""
+    """Tensors that a function computes without gradient (`detach`, `no_grad`) in its first call. Later calls get the
+    same tensors: the gradient treats them as constants. All are float64: float32 is too coarse."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Check of the pieces of a turn that came from a server, before they are recorded. Torch-free.
+"""Check of a turn's pieces that a server has sent, before they are recorded. Torch-free.
 
-A server that is broken, or that another run has taken, must be an error and not a wrong token in a record.
+A broken server, or one that another run has begun to use, must cause an error and not a wrong token in a record.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from sparring.generation import Completion, Delta, GenerateRequest, Runs
 
 
 class TurnCheck:
-    """Check of one turn, piece by piece; `where` names the request in messages."""
+    """Check of one turn, piece by piece; `where` names the request in error messages."""
 
     def __init__(self, request: GenerateRequest, vocab_size: int, where: str) -> None:
         self._request, self._vocab_size, self._where = request, vocab_size, where
         self._told: list[int] = []
 
     def check(self, piece: Delta | Completion, newest: int | None) -> None:
-        """Check the next piece, which no version above `newest` may have sampled; None allows any. Raises EngineError
-        if its parts do not belong together, its tokens are not those of the pieces before, or weights of another run
-        sampled it."""
+        """Check the next piece. Its tokens must be of versions up to `newest`, or of any version if `newest` is None.
+        Raises EngineError if its version is newer, its fields do not fit together, or a completion does not have the
+        earlier pieces' tokens."""
         if isinstance(piece, Completion):
             if self._told and tuple(self._told) != piece.tokens:
                 self._refuse(f"a turn of the {len(self._told)} tokens told before", f"other {len(piece.tokens)}")
@@ -39,7 +39,7 @@ class TurnCheck:
             self._refuse(f"tokens of version {newest}, the last one sent, or older", version)
 
     def _check_parts(self, piece: Delta | Completion) -> None:
-        """Check the ids of a piece, and that each token has all that belongs to it."""
+        """Check the ids of a piece, and that it has all log-probabilities, versions and other values per token."""
         tokens = piece.tokens
         if tokens and not 0 <= min(tokens) <= max(tokens) < self._vocab_size:
             self._refuse(f"token ids below {self._vocab_size}", f"{min(tokens)} to {max(tokens)}")

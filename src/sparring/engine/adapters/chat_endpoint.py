@@ -30,7 +30,7 @@ _TOO_LONG = re.compile(
 vendors with such an API in addition to their own."""
 
 _LENGTH = re.compile(r"(?<![\w.-])\d[\d,]{2,}(?![\w-])")
-"""A number of tokens in such a text."""
+"""Number of tokens in such an error text."""
 
 
 class ChatEndpoint:

@@ -1,4 +1,4 @@
-"""Common parts of the clients of engines on other servers: API keys and counts of answers. Torch-free."""
+"""Common functions of the clients of engines on other servers: API keys and counts of answers. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LATER = frozenset((408, 409, 429))
 
 
 def is_refusal(status: int) -> bool:
-    """Return whether an HTTP status means that this request will never be served."""
+    """Return whether an HTTP status means that the request will never be served."""
     return 400 <= status < 500 and status not in LATER
 
 
@@ -79,8 +79,8 @@ def read_api_key(variable: str) -> str:
 
 
 def authorization(api_key: str) -> dict[str, str]:
-    """Return the headers with a server's key from `read_api_key`: as a bearer token, or as is if the key is a user and
-    a password (`Basic dXNlcjpwYXNzd29yZA==`)."""
+    """Return the request headers for a server's key from `read_api_key`. The key is sent as a bearer token, or
+    unchanged if it is a user and a password (`Basic dXNlcjpwYXNzd29yZA==`)."""
     if not api_key:
         return {}
     return {"authorization": api_key if api_key.startswith("Basic ") else f"Bearer {api_key}"}

@@ -1,7 +1,7 @@
 """`Connections`: HTTP/1.1 connections to one server, on one event loop. Torch-free.
 
-A general HTTP client costs two to ten times as much processor time a turn. Here a connection has one request at a time
-and stays open behind it, `httptools` parses the answers, and nothing is copied that is not read.
+A general HTTP client costs two to ten times as much processor time per turn. Here a connection has one request at a
+time and stays open afterwards, `httptools` parses the answers, and only data that is read is copied.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOST_HEAD = 64 << 10
 """Maximum number of bytes of an answer's head."""
 
 MOST_UNREAD = 256 << 10
-"""Number of unread bytes of an answer above which no more are taken from the socket, so that the server waits."""
+"""Number of unread bytes of an answer above which no more bytes are read from the socket, so that the server waits."""
 
 
 PIECE = 1 << 20
@@ -44,14 +44,14 @@ class ConnectError(OSError):
 
 
 class Connections:
-    """Connections to one server, opened as requests need them and kept for later ones.
+    """Connections to one server, opened as requests need them and kept for later requests.
 
     Args:
         url: `http://host:port/path`, `https://...`, or `unix:path` for a socket.
-        tls: certificates to trust, for `https`; None: those that httpx trusts.
+        tls: certificates to trust, for `https`; None: the certificates that httpx trusts.
 
     Raises:
-        ValueError: the URL is none of these.
+        ValueError: the URL has another form.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class Connections:
         self._closed = False
 
     async def post(self, path: str, body: bytes, large: Sequence[memoryview] = ()) -> HttpAnswer:
-        """Send a request to `path` behind the server's URL, and return its answer when the head has come. A cancelled
-        request closes its connection. `large` is more of the body, which is not copied.
+        """Send a request to the server's URL with `path` appended, and return the answer when its head has arrived. A
+        cancelled request closes its connection. `large` follows `body` in the request's body, and is not copied.
 
-        A server may close a kept connection just as a request leaves. Then not a byte of an answer comes, and the
+        A server may close a kept connection just as a request is sent. Then no byte of an answer arrives, and the
         request is sent again on a new connection.
 
         Raises:
@@ -139,7 +139,7 @@ class Connections:
 
 
 class HttpAnswer:
-    """Answer to one request, of which the head has come; names of headers are in lower case."""
+    """Answer to one request, whose head has arrived; names of headers are in lower case."""
 
     def __init__(self, connection: _Connection, status: int, headers: Mapping[str, str]) -> None:
         self._connection: _Connection | None = connection
@@ -149,18 +149,14 @@ class HttpAnswer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give the connection back. One whose answer has not ended is closed, so that the server drops the request."""
+        """Give the connection back; close it if the answer has not ended, so that the server drops the request."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.end()
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the body in pieces as it comes.
-
-        Raises:
-            OSError: the connection was closed before the end of the answer.
-            ValueError: the answer is not HTTP.
-        """
+        """Yield the body in pieces as they arrive. Raises OSError if the connection was closed before the end of the
+        answer. Raises ValueError if the answer is not HTTP."""
         while self._connection is not None:
             if piece := self._connection.take():
                 yield piece
@@ -183,8 +179,8 @@ class _Connection(asyncio.Protocol):
     """One connection and the answer that it is receiving.
 
     Attributes:
-        heard: whether a byte of the answer has come.
-        complete: whether the answer has come to its end.
+        heard: whether a byte of the answer has arrived.
+        complete: whether the whole answer has arrived.
     """
 
     _transport: asyncio.Transport
@@ -227,7 +223,7 @@ class _Connection(asyncio.Protocol):
         return HttpAnswer(self, self._status, self._headers)
 
     async def news(self) -> None:
-        """Wait until more of the answer has come. Raises as `HttpAnswer.pieces`."""
+        """Wait until more of the answer has arrived. Raises as `HttpAnswer.pieces`."""
         if self._lost is not None:
             raise self._lost
         self._waiter = self._loop.create_future()
@@ -237,7 +233,7 @@ class _Connection(asyncio.Protocol):
             self._waiter = None
 
     def take(self) -> bytes:
-        """Return what has come of the body since the last call."""
+        """Return the bytes of the body that have arrived since the last call."""
         if not self._unread:
             return b""
         taken = self._unread[0] if len(self._unread) == 1 else b"".join(self._unread)
@@ -249,7 +245,7 @@ class _Connection(asyncio.Protocol):
         return taken
 
     def end(self) -> None:
-        """Keep the connection for another request if the answer has come to its end, else close it."""
+        """Keep the connection for another request if the whole answer has arrived, else close the connection."""
         self.take()
         self._asked = False
         if self.complete and self._reusable and not self._transport.is_closing():
@@ -292,7 +288,7 @@ class _Connection(asyncio.Protocol):
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the answer. One without a length ends with its connection."""
+        """End the answer. An answer without a length ends here; any other one fails if it is incomplete."""
         if self._headed and not self.complete and exc is None and self._ends_with_connection():
             self.complete, self._reusable = True, False
         self._lost = self._lost or exc or ConnectionResetError("the server closed the connection")
@@ -309,7 +305,7 @@ class _Connection(asyncio.Protocol):
         self._writable.set()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header, or a trailer, which is of no interest."""
+        """Take a header; a trailer is ignored."""
         if not self._headed:
             self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
@@ -340,7 +336,7 @@ class _Connection(asyncio.Protocol):
             self.complete, self._reusable = True, self._parser.should_keep_alive()
 
     def _ends_with_connection(self) -> bool:
-        """Return whether the head says nothing of where the body ends."""
+        """Return whether the head has no length of the body, which then ends with the connection."""
         return not {"content-length", "transfer-encoding"} & self._headers.keys()
 
     def _wake(self) -> None:
@@ -350,7 +346,7 @@ class _Connection(asyncio.Protocol):
 
 
 def blocking(work: Coroutine[Any, Any, T]) -> T:
-    """Return what a coroutine returns. It has a thread and an event loop of its own, so that the caller may be on a
-    loop."""
+    """Run a coroutine on a new thread with its own event loop, so that the caller may be on a loop. Return its
+    result."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, work).result()

@@ -28,15 +28,14 @@ CONNECT_S = 10.0
 PROBE_S = 120.0
 PREFIX = "token_id:"
 RAW_AT = (0.0, 1.0)
-"""Temperatures at which the log-probabilities of logits not yet divided by the temperature are the ones to record
-(greedy samples are recorded at temperature 1)."""
+"""Temperatures at which log-probabilities that ignore the temperature are right (greedy samples are recorded at 1)."""
 SAME = 1e-6
 MOST_SEED = (1 << 63) - 1
 FINISHED: Mapping[str, FinishReason] = {"stop": "stop", "length": "length"}
 
 
 class Logprobs(msgspec.Struct):
-    """Log-probabilities of a choice. With `return_tokens_as_token_ids` a token is written "token_id:7"."""
+    """Log-probabilities of a choice. With `return_tokens_as_token_ids` the server writes token 7 as "token_id:7"."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -44,7 +43,7 @@ class Logprobs(msgspec.Struct):
 
 
 class Choice(msgspec.Struct):
-    """Answer to a request, complete or in part."""
+    """Choice in an answer: sampled tokens, complete or in part."""
 
     finish_reason: str | None = None
     token_ids: list[int] | None = None
@@ -53,7 +52,7 @@ class Choice(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """A completion, or an event of a stream; `error` if it failed after its beginning."""
+    """Answer: a completion or an event of a stream. `error` is set if the request failed after the stream had begun."""
 
     choices: list[Choice] = []
     error: Any = None
@@ -151,8 +150,8 @@ class OpenAiEngine:
             turn.aborted.set()
 
     async def score(self, request: ScoreRequest) -> Scores:
-        """Compute log-probabilities of given tokens. Another temperature than 1 is refused, and so is a server without
-        prompt_logprobs. Entropies are unknown: they are NaN."""
+        """Compute log-probabilities of given tokens. Refused are temperatures other than 1, and servers without
+        prompt_logprobs. Entropies are unknown and returned as NaN."""
         where = f"score {request.id}"
         if request.temperature != 1:
             temperature = f"{request.temperature:g}; score with a native engine"
@@ -201,8 +200,8 @@ class OpenAiEngine:
         return model or names[0]
 
     def _probe(self, client: httpx.Client) -> bool:
-        """Return True if the server's log-probabilities are of the sampling distribution, False if they are of logits
-        not yet divided by the temperature. Raises BadInput if the server does not take or return token ids."""
+        """Return True if the server's log-probabilities are of the sampling distribution, and False if they ignore the
+        temperature. Raises BadInput if the server does not take or return token ids."""
         where, likeliest = f"engine at {self._url}", []
         expected, remedy = "completions for prompts of token ids", "use a server that takes them, such as vLLM"
         for temperature in (1.0, 0.5):
@@ -252,7 +251,7 @@ class OpenAiEngine:
 
     @staticmethod
     def _sampling(sampling: Sampling) -> dict[str, Any]:
-        """Write sampling settings; those that not every server supports only if they are set."""
+        """Write sampling settings. Settings that not every server supports are written only if they are set."""
         optional = {
             "top_k": sampling.top_k,
             "min_p": sampling.min_p,
@@ -306,7 +305,7 @@ class OpenAiEngine:
 
 
 def _take(turn: _PartialTurn, choice: Choice, sampling: Sampling, where: str) -> None:
-    """Add the tokens of a choice, up to the one that ends the turn."""
+    """Add the tokens of a choice, up to the token that ends the turn."""
     logprobs = choice.logprobs
     if choice.token_ids is None and logprobs is not None and all(token.startswith(PREFIX) for token in logprobs.tokens):
         choice.token_ids = [int(token.removeprefix(PREFIX)) for token in logprobs.tokens]

@@ -27,19 +27,19 @@ from sparring.weights.links import Link, WeightLinks
 T = TypeVar("T")
 
 Join = Callable[["RemoteEngine"], None]
-"""Function that makes a server an engine of a run: it checks it and sends it the weights that the run begins with."""
+"""Function that adds a server to a run: it checks the server, and sends the server the run's first weights."""
 
 
 class RemoteEngine(RemoteClient):
-    """Client of `sparring serve` for the run whose weights it serves: this client sends them. Implements `Engine`.
-    The other arguments, and the errors, are those of `RemoteClient`.
+    """Client of a `sparring serve` that serves a run's weights, which this client sends. Implements `Engine`. The other
+    arguments, and the errors, are those of `RemoteClient`.
 
     Args:
-        links: links of the run, which its engines share; None: links of this engine alone. Their owner closes them.
+        links: weight links of the run, shared by its engines and closed by the caller; None: own links.
         timeout_s: `engine.update.timeout_s`, the time limit of an update in seconds.
-        join: function that is called with this engine when a new process answers in the place of the server; None: it
-            cannot be served again before the next run.
-        awaited: whether the server may come later; `join` then makes it an engine of the run.
+        join: function that is called with this engine when the server was restarted; None: a restarted server cannot be
+            used in this run.
+        awaited: whether the server may start later; `join` then makes it an engine of the run.
     """
 
     def __init__(
@@ -61,25 +61,25 @@ class RemoteEngine(RemoteClient):
 
     @property
     def continues(self) -> bool:
-        """Whether another engine goes on with a turn in its middle."""
+        """Whether another engine can continue a turn that this engine has begun."""
         return self.served.kind == "native"
 
     def choose_link(self) -> str:
-        """Choose the link over which weights travel to this server, and return it in words. Blocks. Raises as `begin`,
-        and WeightsError if the server can use no link."""
+        """Choose the link over which weights travel to this server, and return the link's description. Blocks. Raises
+        as `begin`, and WeightsError if the server can use no link."""
         self._link = self._links.choose(self._sender(), f"engine at {self.url}")
         return self._link.about
 
     def send_files(self, folder: Path, dtype: str, numerics: str) -> tuple[str, ...]:
-        """Make a server that was started without a model open that of a checkpoint folder, in the dtype and numerics of
-        the run's model, unless it has it. Its weights are still to come. Blocks.
+        """Make a server that was started without a model open the model of a checkpoint folder, in the run's dtype and
+        numerics, unless it has this model already. The weights are sent later. Blocks.
 
         Returns:
-            Names of the files that were sent; none if the server has the model.
+            Names of the sent files; empty if the server has the model already.
 
         Raises:
             BadInput: the folder lacks a file, or the server cannot read the folder `engine.shared_folder`.
-            WeightsError: the server refused the files, or was late.
+            WeightsError: the server refused the files, or did not answer in time.
             EngineError: the server did not answer.
         """
         served = self.served
@@ -96,8 +96,8 @@ class RemoteEngine(RemoteClient):
         return tuple(found)
 
     def begin(self, state: Mapping[str, torch.Tensor], adapter: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Send weights that count as version 0 from now on, whatever number the server gives them, and those of the
-        adapter that the run trains, if any. Blocks.
+        """Send the weights `state`, and the weights of the adapter that the run trains, if any. They count as version 0
+        from now on, whatever their version number at the server. Blocks.
 
         Raises:
             BadInput: the server cannot read the folder `engine.shared_folder`.
@@ -128,9 +128,9 @@ class RemoteEngine(RemoteClient):
         await self._take(ref, "wake")
 
     async def _take(self, ref: WeightRef, verb: str) -> None:
-        """Send other weights over a link that the server can use, and wait until it has verified and acknowledged them.
-        Raises WeightsError if it refused them, and serves the old ones, or did not acknowledge them in time: then its
-        version is unknown until it answers again."""
+        """Send new weights over a link that the server can use, and wait until the server has verified and acknowledged
+        them. Raises WeightsError if the server refused them, and so serves the old ones, acknowledged another version,
+        or did not acknowledge them in time: its version is then unknown until it answers again."""
         check_model(ref, self._name)
         adapter = self.served.model if ref.adapter == self._name else ref.adapter
         sent = replace(ref, model=self.served.model, version=ref.version + self._base, adapter=adapter)
@@ -149,13 +149,9 @@ class RemoteEngine(RemoteClient):
         self._counts.updated()
 
     async def restore(self) -> None:
-        """Make a server that was restarted, or comes late, an engine of the run.
-
-        Raises:
-            WeightsError: the server refused the weights.
-            EngineError: the server did not answer or computes otherwise, or the weights of version 0 are not there any
-                more.
-        """
+        """Make a server that was restarted, or that started late, an engine of the run. Raises WeightsError if the
+        server refused the weights. Raises EngineError if the server did not answer, its numerics differ from the run's,
+        or the files of version 0 are gone."""
         if self._join is None:
             raise EngineError(f"{self.place}: expected the same server, got a restarted one; start the run again")
         try:
@@ -193,8 +189,8 @@ class RemoteEngine(RemoteClient):
 
 @asynccontextmanager
 async def _in_thread(context: AbstractContextManager[T], cancel: Callable[[], None]) -> AsyncIterator[T]:
-    """Enter and leave a blocking context in a thread. If the caller leaves while it is entered, it is left as soon as
-    it has been entered; `cancel` makes that soon."""
+    """Enter and leave a blocking context in a thread. If the caller is cancelled meanwhile, the context is left as soon
+    as it has been entered; `cancel` is called to hasten this."""
     loop, stack = asyncio.get_running_loop(), ExitStack()
     entering = asyncio.ensure_future(asyncio.to_thread(stack.enter_context, context))
     try:

@@ -27,23 +27,22 @@ P = TypeVar("P", Delta, Completion)
 
 
 class _SentRequest:
-    """Request that this client has sent; `there` is set when the server has received the request, or when the request
-    is over."""
+    """Request that this client has sent; the event `there` is set once the server has the request, or it has ended."""
 
     def __init__(self) -> None:
         self.there = asyncio.Event()
 
 
 class RemoteClient:
-    """Client of `sparring serve` over HTTP, on one event loop. Implements `Engine`, except updates. Every answer has
-    the served version and the version that the run counts as 0, so all clients of a server count versions as the run
+    """Client of `sparring serve` over HTTP, on one event loop. Implements `Engine`, except updates. Every answer of the
+    server has the served version and the version that the run counts as 0, so all its clients count versions as the run
     does.
 
     Args:
         url: `http://host:port`, or `unix:path` for a socket.
         name: name of the model in the run; updates of other models are refused.
         api_key: key sent as a bearer token; "" for none.
-        awaited: whether the server may come later. What it serves is then asked by `ask`.
+        awaited: whether the server may start later. The constructor then does not call `ask`.
 
     Attributes:
         node: name of the server's machine; "" before it has answered.
@@ -68,7 +67,7 @@ class RemoteClient:
 
     @property
     def served(self) -> wire.ServedModel:
-        """Description of the server by its last answer to `ask`. Raises EngineError if it has never answered."""
+        """Description of the server by its last answer to `ask`. Raises EngineError before the first answer."""
         if self._served is None:
             raise EngineError(f"{self.place}: expected a server, got no answer yet; start it")
         return self._served
@@ -81,12 +80,12 @@ class RemoteClient:
 
     @property
     def version(self) -> int:
-        """Version of the served weights in the run's count, by the server's last answer."""
+        """Version of the served weights as the run counts versions, from the server's last answer."""
         return self._version - self._base
 
     @property
     def place(self) -> str:
-        """Name for the user."""
+        """Name of the server in messages."""
         return f"engine at {self.url}"
 
     @property
@@ -95,7 +94,7 @@ class RemoteClient:
         return dict(self._counts.values)
 
     def check(self, dtype: str, numerics: str, config: EngineConfig) -> None:
-        """Check that the server computes like the run's model and has the limits of `[engine]`.
+        """Check that the server computes like the run's model, and that its limits fit `[engine]`.
 
         Args:
             numerics: "fast", or the exact path of the training process, from `ops.path_name`.
@@ -159,8 +158,8 @@ class RemoteClient:
         await self._post("sleep", wire.SleepForm())
 
     async def ping(self) -> bool:
-        """Return whether the server is the same process as before. Raises EngineError if it is not there, or its engine
-        is broken."""
+        """Return whether the server is the same process as before. Raises EngineError if the server does not answer, or
+        its engine is broken."""
         where = f"{self.place}: ping"
         with boundary(EngineError, where):
             with await self._connections.get("/health") as answer:
@@ -171,7 +170,7 @@ class RemoteClient:
         return True
 
     def move_to(self, url: str) -> None:
-        """Send further requests to another address, at which the server was started anew. Running requests fail."""
+        """Send further requests to another address, at which the server was restarted. Running requests fail."""
         self._connections.close()
         self.url = url
         self._connections = self._new_connections()
@@ -236,8 +235,8 @@ class RemoteClient:
                 del self._live[request.id]
 
     async def _ask(self, form: wire.GenerateForm) -> tuple[HttpAnswer, SentPrompt]:
-        """Send a request to generate, without the ids that the server remembers, and return its answer and the prompt.
-        If the server has forgotten them, the whole prompt is sent."""
+        """Send a request to generate, without the ids that the server remembers. If the server has forgotten these ids,
+        send the whole prompt. Return the answer and the prompt."""
         short, prompt = self._prompts.shortened(form)
         answer = await self._connections.post("/v1/generate", wire.encode(short))
         if short.prefix is None or answer.status != wire.STATUS[wire.UnknownPrefix]:
@@ -249,7 +248,7 @@ class RemoteClient:
         return await self._connections.post("/v1/generate", wire.encode(whole)), prompt
 
     async def _post(self, name: str, value: Any, *, adopts: bool = False) -> bytes:
-        """Return the body of an answer; with `adopts` it may come from a restarted server."""
+        """Send a request; return the answer's body. With `adopts` the answer may come from a restarted server."""
         where = f"engine at {self.url}: {name}"
         with boundary(EngineError, where):
             with await self._connections.post(f"/v1/{name}", wire.encode(value)) as answer:
@@ -258,8 +257,8 @@ class RemoteClient:
             return body
 
     def _check(self, status: int, body: bytes, headers: Mapping[str, str], where: str, *, adopts: bool = False) -> None:
-        """Check that a response is no error, that the server is still the same process, and that it used weights of
-        this client. Raises EngineError otherwise, or the server's error."""
+        """Check that a response is no error, that the server is still the same process, and that it serves the weights
+        of this client. Raises the server's error, or EngineError."""
         instance = headers.get(wire.INSTANCE, "")
         if status != 200:
             error = wire.error_of(status, body, where)
@@ -286,7 +285,7 @@ class RemoteClient:
 
 
 def check_distinct(clients: Sequence[RemoteClient]) -> None:
-    """Check that clients have servers of their own. Raises BadInput if two addresses are of one server."""
+    """Check that no two clients have the same server. Raises BadInput if two addresses are of one server."""
     places: dict[str, str] = {}
     for client in clients:
         other = places.setdefault(client.served.instance, client.place)
@@ -309,7 +308,7 @@ async def _events(answer: HttpAnswer) -> AsyncIterator[tuple[str, bytes]]:
 
 
 def _renumbered(piece: P, base: int) -> P:
-    """Return a piece of a turn, or the whole, with its versions counted from `base`."""
+    """Return a piece of a turn, or the whole turn, with versions counted from `base`."""
     if not base:
         return piece
     versions, kv_versions = (

@@ -43,7 +43,7 @@ _ABORT_AGAIN_S = 0.05
 
 @dataclass(eq=False, slots=True)
 class _RunningRequest:
-    """Running request: its name at the server, and the tokens sampled so far if it is streamed."""
+    """Running request: its name at the server, and its tokens sampled so far if the request is streamed."""
 
     request: GenerateRequest
     name: str
@@ -57,8 +57,8 @@ class _RunningRequest:
 
 
 class VllmEngine:
-    """Engine on a vLLM server. Implements `Engine`. Not exact: its kernels differ from the trainer's, so its
-    log-probabilities differ, and its random numbers depend on more than the seed and a token's position.
+    """Engine on a vLLM server. Implements `Engine`. It is not exact: vLLM's kernels differ from the trainer's, so
+    log-probabilities differ, and random numbers depend on more than the seed and a token's position.
 
     Args:
         server: started server, closed with this engine.
@@ -67,7 +67,7 @@ class VllmEngine:
         keep_server: whether `close` leaves the server running.
 
     Attributes:
-        latencies: latencies of the requests that generate; up to the first token and per token, of streamed ones.
+        latencies: latencies of requests to generate; for streamed requests also up to the first token and per token.
     """
 
     def __init__(
@@ -119,14 +119,14 @@ class VllmEngine:
         )
 
     async def check(self) -> None:
-        """Check that vLLM answers. Raises EngineError if it has ended or stands still, or this engine is closed or
-        broken."""
+        """Check that vLLM answers. Raises EngineError if vLLM has ended or hangs, or this engine is closed or
+        failed."""
         self._check_open()
         await self._watch.check(updating=not self.weights.available.is_set())
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """Sample one turn. The recorded oldest version of keys and values is never newer than the true one: it is the
-        version served when the request was sent, even if vLLM began later."""
+        """Sample one turn. The recorded oldest version of keys and values is the version served when the request was
+        sent. The true oldest version may be newer if vLLM began later."""
         if request.ends is not None:  # the stop function needs the tokens as they come
             return await completion_of(self.stream(request))
         prompt = await self._prompt_logprobs(request)
@@ -162,8 +162,8 @@ class VllmEngine:
             yield self._completed(live, prompt)
 
     async def abort(self, request: str) -> None:
-        """End a request. A new request for its prompt and the tokens sampled so far continues with other random
-        numbers, because vLLM starts them anew with each request."""
+        """End a request. A new request with the prompt and the tokens sampled so far continues with other random
+        numbers, because vLLM restarts random numbers with each request."""
         for live in [live for live in self._live if live.request.id == request and not live.aborted]:
             live.aborted = True
             await self._tell_abort(live)
@@ -204,8 +204,8 @@ class VllmEngine:
         everything else is paused, so no request is served by unverified weights.
 
         `engine.update.live_kv` decides about running requests. keep: they continue with their keys and values;
-        recompute: they recompute them; drain: the update waits until they have finished. Cancelling the caller does not
-        stop an update that has begun. Raises EngineError if the engine is closed, or the old weights could not be
+        recompute: they compute new ones; drain: the update waits until they have finished. Cancelling the caller does
+        not stop an update that has begun. Raises EngineError if the engine is closed, or the old weights could not be
         restored."""
         check_model(ref, self._name)
         self._check_open()
@@ -229,8 +229,8 @@ class VllmEngine:
     # requests
 
     def _check(self, request: GenerateRequest) -> int:
-        """Return the number of tokens that a request may sample. Raises RequestRefused if it can never be served: a
-        token outside the vocabulary would end vLLM's engine, not the request."""
+        """Return the number of tokens that a request may sample. Raises RequestRefused if the request can never be
+        served: a token outside the vocabulary, for example, would end vLLM's engine and not the request."""
         vocab_size, most = self.server.vocab_size, self.server.max_positions
         max_new = check_request(request, EngineLimits(vocab_size, most, most))
         if problem := problem_for_vllm(request, vocab_size):
@@ -283,8 +283,8 @@ class VllmEngine:
         return generate_body(live.request, live.name, live.max_new, vocab_size=vocab_size, version=self.version)
 
     def _end(self, request: GenerateRequest, tokens: Sequence[int], num_sent: int) -> int | None:
-        """Return the number of tokens that belong to the turn, if its stop function ends it after `num_sent` tokens;
-        otherwise None."""
+        """Return the number of `tokens` that belong to the turn, if the request's stop function ends the turn among the
+        tokens after `num_sent`; otherwise None."""
         first = max(num_sent, request.sampling.min_tokens - 1)
         if request.ends is None or len(tokens) <= first:
             return None
@@ -303,8 +303,8 @@ class VllmEngine:
         return tuple(row[token] for row, token in zip(rows, request.tokens[1:], strict=True))
 
     async def _abort(self, live: _RunningRequest) -> None:
-        """Repeat an abort until the request ends: vLLM silently ignores an abort of a request that has not reached its
-        scheduler."""
+        """Repeat an abort until the request ends: vLLM silently ignores the abort of a request before its
+        scheduling."""
         pause_s = _ABORT_AGAIN_S
         while not live.done.is_set():
             try:
@@ -329,8 +329,8 @@ class VllmEngine:
 
 
 def _distribution(logprobs: Mapping[int, float], temperature: float) -> dict[int, float]:
-    """Compute log softmax(logits / temperature) from the log-probabilities at temperature 1; temperature 0 means 1, as
-    in `token_logprobs`."""
+    """Compute log softmax(logits / temperature) from the log-probabilities at temperature 1. Temperature 0 counts as 1,
+    as in `token_logprobs`."""
     scaled = {token: value / (temperature or 1.0) for token, value in logprobs.items()}
     most = max(scaled.values())
     total = most + math.log(sum(math.exp(value - most) for value in scaled.values()))

@@ -13,7 +13,7 @@ from sparring.engine.adapters.vllm_server import VllmServer
 from sparring.errors import EngineError
 
 MOMENT_S = 1.0
-"""Seconds that a check waits for an answer which may come later."""
+"""Seconds that a check waits for an answer; the next check may get an answer that arrives later."""
 
 
 class VllmClient:
@@ -25,11 +25,11 @@ class VllmClient:
 
     async def post(self, address: str, body: Mapping[str, Any] | None = None) -> Any:
         """Send one request and return the decoded answer. Raises EngineError if the request failed; if the server has
-        ended, the message has the end of its log."""
+        ended, the message includes the end of the server's log."""
         return await self._asked("POST", address, body)
 
     async def get(self, address: str) -> Any:
-        """Return the decoded answer of an address. Raises as `post`."""
+        """Send a GET request and return the decoded answer. Raises as `post`."""
         return await self._asked("GET", address, None)
 
     async def _asked(self, method: str, address: str, body: Mapping[str, Any] | None) -> Any:
@@ -76,8 +76,8 @@ class VllmClient:
 
 
 class StepWatch:
-    """Watch of vLLM's engine, a process that answers a question between two steps. A step may compile, so an answer may
-    take long: up to `patience_s`, in seconds."""
+    """Watch of vLLM's engine, a process that answers only between two steps. A step may compile, so an answer may take
+    up to `patience_s` seconds."""
 
     def __init__(self, client: VllmClient, patience_s: float) -> None:
         self._client, self._patience_s = client, patience_s
@@ -85,9 +85,9 @@ class StepWatch:
         self._asked_s = 0.0
 
     async def check(self, *, updating: bool) -> None:
-        """Ask the engine, unless it owes an answer, and wait a moment for it. While the weights are `updating` an
-        answer may take longer than a step. Raises EngineError if vLLM has ended or failed, or has owed an answer for
-        too long."""
+        """Ask the engine, unless an earlier question is open, and wait up to `MOMENT_S` for the answer. While the
+        weights are `updating` an answer may take longer than a step. Raises EngineError if vLLM has ended or failed, or
+        an answer takes too long."""
         question, now = self._question, asyncio.get_running_loop().time()
         if question is None or question.done():
             question = self._question = asyncio.create_task(self._client.get("/is_sleeping"))
@@ -103,12 +103,12 @@ class StepWatch:
             raise EngineError(f"vLLM's engine: expected the end of a step within {limit}, got no answer")
 
     def close(self) -> None:
-        """Ask no more."""
+        """Cancel the open question."""
         if self._question is not None:
             self._question.cancel()
 
 
 def _retrieve(question: asyncio.Task[Any]) -> None:
-    """Take the error of a question that nobody waits for any more, so that asyncio does not report it."""
+    """Take the error of a question that nobody waits for any more, so that asyncio does not report the error."""
     if not question.cancelled():
         question.exception()

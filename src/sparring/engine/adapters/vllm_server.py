@@ -31,17 +31,17 @@ _MEMORY = Path("/dev/shm")
 class VllmServer:
     """Process that serves a checkpoint folder with vLLM; the constructor waits until it answers.
 
-    It runs in its own interpreter, so its packages may differ from ours. It listens on a socket file in a private
-    folder, because its training interface has no password. It reads its standard input, which only this process writes:
-    however this process ends, `kill -9` included, the server and its workers end with it.
+    The server runs in its own interpreter, so its packages may differ from Sparring's. It listens on a socket file in a
+    private folder, because vLLM's training interface has no password. It reads its standard input, which only this
+    process writes: however this process ends, `kill -9` included, the server and its workers end too.
 
     Args:
         path: Hugging Face checkpoint folder.
         threads: CPU threads of its worker.
 
     Raises:
-        BadInput: there is no such interpreter, or it has no vLLM.
-        EngineError: the server did not start; the message has the end of its log.
+        BadInput: the interpreter does not exist, or has no vLLM.
+        EngineError: the server did not start; the message includes the end of the server's log.
     """
 
     def __init__(self, path: str | Path, config: EngineConfig, *, dtype: str = "float32", threads: int = 1) -> None:
@@ -92,7 +92,7 @@ class VllmServer:
         return answer.json() if answer.content else None
 
     def ending(self) -> str:
-        """Describe a server that ended: its exit status and the end of its log; "" while it runs."""
+        """Describe how the server ended: exit status and the end of its log; "" while the server runs."""
         code = self._process.poll()
         return "" if code is None else f"; vLLM ended with status {code}, the end of its log:\n{self.log_tail()}"
 
@@ -102,7 +102,7 @@ class VllmServer:
         return told(self._log.read_text(errors="replace")) if self._log.exists() else ""
 
     def wait(self) -> str:
-        """Wait until the server has ended; return how, or "" if it was closed."""
+        """Wait until the server has ended; return its `ending`, or "" if `close` ended it."""
         self._process.wait()
         return "" if self._closed else self.ending()
 
@@ -136,7 +136,7 @@ class VllmServer:
 
 
 def find_vllm(config: EngineConfig) -> str:
-    """Return the interpreter that can import vLLM. Raises BadInput if there is no interpreter, or if it lacks vLLM."""
+    """Return the path of the Python interpreter with vLLM. Raises BadInput if it does not exist, or lacks vLLM."""
     python = config.vllm.python or sys.executable
     where = "engine.vllm.python"
     remedy = "name the interpreter of an environment with vLLM (`make test-vllm` installs .venv-vllm, for CPUs)"
@@ -151,7 +151,7 @@ def find_vllm(config: EngineConfig) -> str:
 
 
 def _arguments(config: EngineConfig, dtype: str) -> list[str]:
-    """Return vLLM's command line; the user's arguments come last and override ours."""
+    """Return vLLM's command-line arguments. The user's arguments come last, so they override the others."""
     cached = config.kv.share_prefixes or config.kv.across_turns != "drop"
     options = {
         "--dtype": dtype,

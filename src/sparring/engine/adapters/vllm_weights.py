@@ -27,7 +27,7 @@ _MOST_URGENT = 1 << 31
 
 
 class VllmWeights:
-    """Weights that a vLLM server serves: an update pauses it, loads, verifies and commits them, and resumes.
+    """Weights that a vLLM server serves. An update pauses the server, loads, verifies and commits weights, and resumes.
 
     Args:
         version: version of the weights in the server's folder.
@@ -53,12 +53,9 @@ class VllmWeights:
         server.ask("POST", "/update_weight_version", {"new_version": str(version)})
 
     async def pull(self, ref: WeightRef) -> bool:
-        """Serve other weights, one update after the other. Return False if they are served already.
-
-        Raises:
-            WeightsError: the update failed its verification or is late; the old weights were loaded again.
-            EngineError: the old weights could not be restored.
-        """
+        """Serve new weights, one update after the other. Return False if these weights are served already. Raises
+        WeightsError if the update failed its verification or took too long; the old weights were loaded again. Raises
+        EngineError if the old weights could not be restored."""
         async with self._turn:
             if (ref.version, ref.checksum) == (self.version, self._checksum):
                 return False
@@ -86,7 +83,7 @@ class VllmWeights:
 
     async def verify(self, probe: Probe, about: str) -> None:
         """Compare a probe with log-probabilities under vLLM's present weights; works while vLLM is paused. Raises
-        WeightsError if they differ from the publisher's."""
+        WeightsError if vLLM's log-probabilities differ from the publisher's."""
         tokens, expected = probe
         try:
             async with asyncio.timeout(self._config.update.timeout_s):
@@ -103,7 +100,7 @@ class VllmWeights:
             )
 
     def close(self) -> None:
-        """Leave the server paused if an update is interrupted from now on: it is about to end."""
+        """From now on, leave the server paused if an update is interrupted, because the server is about to end."""
         self._closed = True
 
     async def _judged(self, tokens: Sequence[int]) -> tuple[float, ...]:
@@ -113,8 +110,8 @@ class VllmWeights:
         return tuple(row[token] for row, token in zip(rows, tokens[1:], strict=True))
 
     def _stage(self, ref: WeightRef) -> Path:
-        """Write the weights to a file that vLLM's workers can read. Shapes are compared first, because a load that vLLM
-        gives up half way leaves a model that cannot be loaded again."""
+        """Write the weights to a file that vLLM's workers can read, and return its path. Shapes are compared first:
+        after a load that vLLM gives up half way, the model cannot load weights again."""
         state = fetch(ref)
         for name, tensor in state.items():
             if self.shapes.get(name) != list(tensor.shape):
@@ -131,8 +128,8 @@ class VllmWeights:
             await self._client.post("/reset_prefix_cache?reset_running_requests=true")
 
     async def _commit(self, ref: WeightRef, staged: Path, before: Probe) -> None:
-        """Load and verify the weights; on failure restore the old ones and verify these by `before`, a probe of the old
-        weights."""
+        """Load and verify the weights of the file `staged`. On failure restore the old weights and verify them by
+        `before`, a probe of the old weights."""
         try:
             with boundary(WeightsError, where(ref)):
                 await self._load([str(staged)])

@@ -23,17 +23,16 @@ NO_ADAPTER = "no adapter, got {}; vLLM serves the model alone here: use a native
 _IMPOSSIBLE = -9000.0
 _SEED_BITS = (1 << 63) - 1
 _LEVEL = 1 << 32
-"""Distance between neighbouring priorities on vLLM's scale: more than two admission numbers ever differ."""
+"""Distance between neighbouring priorities on vLLM's scale; larger than any difference of two admission numbers."""
 
 
 def truncates(sampling: Sampling) -> bool:
-    """Return True if sampling is from a part of the vocabulary. The ids of that part are recorded with the token (law
-    2)."""
+    """Return True if these settings sample from a part of the vocabulary, whose ids are recorded per token (law 2)."""
     return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0)
 
 
 def problem_for_vllm(request: GenerateRequest, vocab_size: int) -> str | None:
-    """Describe the part of a request that vLLM does not support, and why; None if it supports all."""
+    """Describe the setting of a request that vLLM does not support, and why; None if vLLM supports them all."""
     sampling = request.sampling
     if request.adapter is not None:
         return NO_ADAPTER.format(request.adapter)
@@ -52,8 +51,8 @@ def problem_for_vllm(request: GenerateRequest, vocab_size: int) -> str | None:
 def generate_body(
     request: GenerateRequest, name: str, max_new: int, *, vocab_size: int, version: int
 ) -> dict[str, Any]:
-    """Write a request for one turn, with the unique id `name`. Only requests with the same `version`, the one served
-    now, find each other's prefixes (law 4)."""
+    """Write a request for one turn, with the unique id `name`. `version` is the version served now; only requests with
+    the same version share cached prefixes (law 4)."""
     sampling = request.sampling
     # one more: vLLM also lists the sampled token
     named = min(sampling.top_logprobs + 1, vocab_size) if sampling.top_logprobs else 0
@@ -82,14 +81,14 @@ def generate_body(
 
 
 def judge_body(name: str, tokens: Sequence[int], named: int, priority: int) -> dict[str, Any]:
-    """Write a request for the log-probabilities of given tokens at temperature 1 and of the `named` top tokens at each
-    position, -1 for all. It also samples one token, for the version of the weights."""
+    """Write a request for log-probabilities at temperature 1: of given tokens, and of the `named` top tokens at each
+    position (-1: the whole vocabulary). The request also samples one token, whose version is that of the weights."""
     sampling = {"max_tokens": 1, "prompt_logprobs": named, "ignore_eos": True, "detokenize": False}
     return {"request_id": name, "token_ids": list(tokens), "sampling_params": sampling, "priority": -priority * _LEVEL}
 
 
 def judged_rows(answer: Mapping[str, Any], first: int = 1) -> list[dict[int, float]]:
-    """Return the log-probabilities by token id, for each token from `first` on."""
+    """Return the log-probabilities by token id at each position from `first` on."""
     rows = answer["prompt_logprobs"][first:]
     return [{int(token): value["logprob"] for token, value in row.items()} for row in rows]
 
@@ -103,7 +102,8 @@ class SampledTurn:
     """Tokens that a request has sampled so far, collected from vLLM's pieces.
 
     Args:
-        version: version served when the request was sent: the oldest of the keys and values that it may attend to.
+        version: version served when the request was sent, the oldest version of keys and values that the request may
+            attend to.
         recomputes: whether an update makes running requests recompute their keys and values.
     """
 
@@ -138,7 +138,7 @@ class SampledTurn:
         self.finish_reason = "stop"
 
     def completion(self, prompt_logprobs: tuple[float, ...] | None) -> Completion:
-        """Return the completion for the caller."""
+        """Return the sampled turn as a `Completion`."""
         versions = [self._version] * len(self.tokens)
         begin = 0
         for end, version in self._spans:

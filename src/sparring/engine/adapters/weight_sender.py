@@ -15,14 +15,14 @@ from sparring.types import WeightRef
 from sparring.weights.upload import Bucket
 
 GRACE_S = 2.0
-"""Seconds by which this side waits longer than `engine.update.timeout_s`, so that the server can refuse a late update
+"""Seconds that the client waits longer than `engine.update.timeout_s`, so that the server can refuse a late update
 first."""
 
 CONNECT_S = 10.0
 """Seconds that a connection may take to open."""
 
 MOST_ANSWER = 1 << 20
-"""Maximum number of bytes of an answer, which says little."""
+"""Maximum number of bytes of an answer; answers are short."""
 
 
 class SentAnswer(NamedTuple):
@@ -37,8 +37,7 @@ class WeightSender:
     """Sender of weights to one server. Implements `LinkServer`.
 
     Args:
-        timeout_s: `engine.update.timeout_s`. All requests together have `GRACE_S` more; a later answer is a
-            WeightsError.
+        timeout_s: `engine.update.timeout_s`. All requests together may take `GRACE_S` longer, else WeightsError.
     """
 
     def __init__(self, url: str, headers: Mapping[str, str], timeout_s: float) -> None:
@@ -53,29 +52,21 @@ class WeightSender:
         self._checked("bucket", self.ask("bucket", b"", data, {wire.BUCKET: wire.encode(bucket).decode()}))
 
     def post(self, name: str, body: bytes) -> SentAnswer:
-        """Send JSON to an endpoint.
-
-        Raises:
-            WeightsError: the server refuses the weights, or did not answer in time.
-            EngineError: the server is not there, or an error of its own.
-        """
+        """Send JSON to an endpoint. Raises WeightsError if the server refuses the weights, or did not answer in time.
+        Raises EngineError if the server is unreachable, or failed itself."""
         return self._checked(name, self.ask(name, body))
 
     def ask(
         self, name: str, body: bytes, large: Sequence[memoryview] = (), headers: Mapping[str, str] = {}
     ) -> SentAnswer:
-        """Send a request to an endpoint, of which `large` is more of the body; return its answer, which may be an
-        error.
-
-        Raises:
-            WeightsError: the server did not answer in time.
-            EngineError: the server is not there.
-        """
+        """Send a request to an endpoint, with `body` and then `large` as its body. Return the answer, which may be an
+        error. Raises WeightsError if the server did not answer in time. Raises EngineError if the server is
+        unreachable."""
         with boundary(EngineError, f"engine at {self._url}: {name}"):
             return blocking(self._answer(f"/v1/{name}", body, large, headers))
 
     def cancel(self) -> None:
-        """End the request that another thread waits for, if any, and all later ones, with an error."""
+        """End the request that another thread waits for, if any, and all later requests, with an error."""
         self._deadline = 0.0
         if self._running is not None:
             loop, request = self._running

@@ -1,1 +1,1 @@
-"""What the native engine keeps between two steps: pages of keys and values, recurrent states. Torch-free."""
+"""Cache of the native engine: pages of keys and values, and recurrent states. Torch-free."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 MOST = 4096
-"""Maximum number of evicted conversations that are remembered, since some never come again and are never released."""
+"""Maximum number of evicted conversations that are remembered, since some are never continued and never released."""
 
 
 class Allocation(NamedTuple):
@@ -14,7 +14,7 @@ class Allocation(NamedTuple):
 
     Attributes:
         num_cached: number of tokens whose keys and values the pages already hold.
-        num_parked: number of cached tokens that its own conversation had parked.
+        num_parked: number of cached tokens from the parked pages of the request's own conversation.
         num_restored: number of cached tokens that are copied back from host memory.
     """
 
@@ -62,14 +62,14 @@ class LostTokens:
             del self._evicted[next(iter(self._evicted))]
 
     def forget(self, conversation: str | None = None) -> None:
-        """Drop the record of a conversation that is over; None drops all records, because new weights make them
-        irrelevant."""
+        """Drop the record of an ended conversation. None drops all records; new weights make them irrelevant."""
         if conversation is None:
             self._evicted.clear()
         else:
             self._evicted.pop(conversation, None)
 
     def resume(self, conversation: str | None, num_tokens: int, num_cached: int) -> None:
-        """Count the tokens that a conversation's next turn, of `num_tokens`, recomputes after an eviction."""
+        """Count the tokens that a conversation recomputes after an eviction: `num_tokens` of its next turn are needed,
+        `num_cached` are cached."""
         if conversation in self._evicted:
             self.count += max(0, min(self._evicted.pop(conversation), num_tokens) - num_cached)

@@ -1,12 +1,12 @@
 """Ownership of the pages of the KV cache. Torch-free: pages are numbers.
 
 A page is free, or referenced by running sequences and parked conversations. A full page has a digest of the weight
-version and of all tokens from the start of its sequence: a request that begins with the same tokens finds it. A freed
-page keeps its digest until it is allocated again.
+version and of all tokens from the start of its sequence, by which a request that begins with the same tokens finds the
+page. A freed page keeps its digest until it is allocated again.
 
-A parked conversation whose pages are needed is copied to pages in host memory, if there are any, and copied back for
-its next turn. Host pages are a second pool: a prefix that several conversations share is stored once, and an earlier
-copy that was not overwritten is found again.
+If the pages of a parked conversation are needed, they are copied to pages in host memory, if the cache has any, and
+copied back for the conversation's next turn. Host pages are a second pool: a prefix that several conversations share is
+stored once there, and an earlier copy that was not overwritten is found again.
 """
 
 from __future__ import annotations
@@ -48,22 +48,23 @@ class ParkedConversations:
         self._idle[conversation] = parked
 
     def get(self, conversation: str | None) -> ParkedConversation | None:
-        """Return the entry of a conversation; None without one."""
+        """Return the entry of a conversation; None if the conversation is not parked."""
         return self._idle.get(conversation) if conversation is not None else None
 
     def oldest(self) -> tuple[str, ParkedConversation]:
-        """Return name and entry of the conversation parked longest ago, among those with a page that no running
-        sequence uses."""
+        """Return name and entry of the conversation parked longest ago among the conversations with a page that no
+        running sequence uses."""
         return next(item for item in self._idle.items() if any(map(self.pool.is_idle, reversed(item[1].pages))))
 
     def release(self, conversation: str) -> None:
-        """Remove a conversation; unknown ones are ignored. Its last pages are freed first, as in `KvCache.drop`."""
+        """Remove a conversation; an unknown name is ignored. The conversation's last pages are freed first, as in
+        `KvCache.drop`."""
         parked = self._idle.pop(conversation, None)
         for page in reversed(parked.pages if parked is not None else ()):
             self.pool.drop(page, idle=True)
 
     def release_weights(self, version: Weights) -> list[str]:
-        """Remove every conversation computed by `version`; return their names."""
+        """Remove the conversations that were computed by `version`; return their names."""
         names = [name for name, parked in self._idle.items() if parked.version == version]
         for name in names:
             self.release(name)
@@ -76,7 +77,7 @@ class ParkedConversations:
 
 
 class PageCopy(NamedTuple):
-    """Pending copy of page `source` to page `target`: within the cache, out to host memory, or back from it."""
+    """Pending copy of page `source` to page `target`: within the cache, to host memory, or back from host memory."""
 
     way: Literal["within", "out", "back"]
     source: int
@@ -89,8 +90,8 @@ class KvCache:
     Args:
         share_prefixes: whether full pages are found by their contents.
         host_pages: pages in host memory for evicted conversations.
-        idle_pages: maximum number of pages held only by parked conversations; None for all.
-        window: maximum number of positions that a position attends to, itself included; None for all.
+        idle_pages: maximum number of pages that only parked conversations hold; None: no limit.
+        window: maximum number of positions that a position attends to, itself included; None: no limit.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class KvCache:
 
     @property
     def num_available(self) -> int:
-        """Number of pages that `take` can return: free and evictable ones."""
+        """Number of pages that `take` can return: free and evictable pages."""
         return self.pool.num_free + self.pool.num_idle
 
     @property
@@ -132,8 +133,8 @@ class KvCache:
         return -(-num_tokens // self.page_size)
 
     def take(self, count: int, spare: int = 0) -> list[int] | None:
-        """Take `count` pages, evicting parked conversations if too few are free. Return the pages; None, with nothing
-        evicted, if fewer than `spare` would be available afterwards."""
+        """Take and return `count` pages, evicting parked conversations if too few pages are free. If fewer than `spare`
+        pages would be available afterwards, return None and evict nothing."""
         if count + spare > self.num_available:
             return None
         while self.pool.num_free < count:
@@ -146,43 +147,42 @@ class KvCache:
         return pages
 
     def drop(self, pages: list[int]) -> None:
-        """Return pages, the last ones first, because the beginning of a text is more likely to be needed again than its
-        end."""
+        """Free pages, the last page first: the beginning of a text is more likely to be needed again than its end."""
         for page in reversed(pages):
             self.pool.drop(page)
 
     def num_unread(self, computed: int) -> int:
-        """Return the number of a sequence's first pages that lie outside the window of every token after `computed`."""
+        """Return how many first pages of a sequence are outside the window of all tokens after the first `computed`."""
         return 0 if self._window is None else max(0, computed - self._window + 1) // self.page_size
 
     def drop_unread(self, pages: list[int], begin: int, end: int) -> None:
-        """Return pages[begin:end] of a running sequence early. They can be found by their contents until they are
-        allocated again."""
+        """Free pages[begin:end] of a running sequence early. Their contents can be found until they are allocated
+        again."""
         for index in range(begin, end):
             self.pool.drop(pages[index])
             pages[index] = self.pool.hole
 
     def trim(self) -> None:
-        """Evict the conversations parked longest ago while parked ones occupy more pages than allowed."""
+        """Evict the conversations parked longest ago until parked conversations hold at most `idle_pages` pages."""
         while self.num_idle > self._idle_pages:
             self._give_up()
 
     def park(self, conversation: str, tokens: list[int], pages: list[int], version: Weights) -> None:
         """Park the pages of a running sequence for the next turn of a conversation, replacing its earlier entry. The
-        sequence may continue to write in the last page: only the part with `tokens` belongs to the conversation."""
+        sequence may continue to write in the last page; only the part with `tokens` belongs to the conversation."""
         gone = self.num_unread(len(tokens))
         self._host.release(conversation)
         self._here.put(conversation, ParkedConversation(tokens, [self.pool.hole] * gone + pages[gone:], version))
 
     def share_tail(self, key: bytes, page: int) -> None:
-        """Hold the partly filled page in which a cached prefix ends. Its owner may continue to write after the
-        prefix."""
+        """Hold the partly filled page in which a cached prefix ends. The sequence of this page may still write after
+        the prefix."""
         if key not in self._tails:
             self.pool.hold(page, idle=True)
             self._tails[key] = page
 
     def unshare_tail(self, key: bytes) -> None:
-        """Release the page held under `key`; unknown keys are ignored."""
+        """Release the page held under `key`; an unknown key is ignored."""
         if (page := self._tails.pop(key, None)) is not None:
             self.pool.drop(page, idle=True)
 
@@ -192,13 +192,13 @@ class KvCache:
         return copies
 
     def release(self, conversation: str) -> None:
-        """Drop a parked conversation; unknown ones are ignored."""
+        """Drop a parked conversation; an unknown name is ignored."""
         self._here.release(conversation)
         self._host.release(conversation)
 
     def evict(self, conversation: str | bytes) -> None:
-        """Drop the pages of an evicted recurrent state. Those of a parked conversation (str) are dropped and counted as
-        an eviction; the page shared under the key of a prefix (bytes) is released."""
+        """Drop the pages of an evicted recurrent state. For a parked conversation (str) drop its pages and count an
+        eviction. For the key of a prefix (bytes) release the page shared under this key."""
         if isinstance(conversation, bytes):
             return self.unshare_tail(conversation)
         parked = self._here.get(conversation) or self._host.get(conversation)
@@ -208,7 +208,7 @@ class KvCache:
             self.lost.evict(conversation, len(parked.tokens))
 
     def release_weights(self, version: Weights) -> list[str]:
-        """Drop every parked conversation computed by `version`, which is no longer served; return their names."""
+        """Drop the parked conversations computed by `version`, which is no longer served; return their names."""
         self.lost.forget()
         return self._here.release_weights(version) + self._host.release_weights(version)
 
@@ -229,22 +229,23 @@ class KvCache:
         spare: int,
         tail: bytes | None = None,
     ) -> Allocation | None:
-        """Allocate pages for a request and find as many of its tokens in the cache as possible.
+        """Allocate pages for a request, and reuse cached pages for as many of its tokens as possible.
 
-        The last token is always left to compute; if its page was found full, the page already holds the same values.
-        Parked tokens that are a prefix of `tokens` are reused completely, others only as full pages of equal tokens.
+        The last token is always computed; if its full page was found, the page already holds the same values. Parked
+        tokens that are a prefix of `tokens` are reused completely, other parked tokens only as full pages of equal
+        tokens.
 
         Args:
-            conversation: conversation whose parked pages may be taken over.
-            tokens: tokens of the request whose keys and values may be reused, and one more.
+            conversation: conversation whose parked pages may be taken over; None for none.
+            tokens: tokens of the request whose keys and values may be reused, and the token after them.
             count: number of pages for all tokens of the request.
-            version: weights that will compute the rest.
-            digests: digests of the full pages found, appended to.
+            version: weights that will compute the other tokens.
+            digests: list to which the digests of the found full pages are appended.
             spare: number of pages that running requests are about to need.
             tail: key of the shared page, if any, in which `tokens` without the last one end; the page is copied.
 
         Returns:
-            The allocation; None if fewer than `spare` pages would be left. Parked pages then stay parked.
+            The allocation; None if fewer than `spare` pages would be left, in which case parked pages stay parked.
         """
         pages, num_parked = self._resume(conversation, tokens, version)
         num_cached = self._find(pages, num_parked, tokens, version, digests)
@@ -282,7 +283,7 @@ class KvCache:
     def publish(
         self, pages: list[int], tokens: list[int], computed: int, version: Weights, digests: list[bytes]
     ) -> None:
-        """Register for other requests the pages that are full when `computed` tokens have keys and values, all of
+        """Register the pages that the first `computed` tokens fill, for reuse by other requests. All were computed by
         `version`."""
         if not self.share_prefixes:
             return
@@ -293,8 +294,8 @@ class KvCache:
                 self.pool.publish(pages[index], digests[index])
 
     def _resume(self, conversation: str | None, tokens: list[int], version: Weights) -> tuple[list[int], int]:
-        """Take over the parked pages of a conversation that hold a prefix of `tokens`; return the pages and the number
-        of tokens in them."""
+        """Take over the parked pages of a conversation that hold a prefix of `tokens`. Return these pages and their
+        number of tokens."""
         parked = self._here.get(conversation)
         if parked is None or conversation is None:
             return [], 0
@@ -311,7 +312,7 @@ class KvCache:
     def _find(
         self, pages: list[int], num_cached: int, tokens: list[int], version: Weights, digests: list[bytes]
     ) -> int:
-        """Extend the pages of `num_cached` tokens by pages that are found by their contents; return the new number of
+        """Extend `pages`, which hold `num_cached` tokens, by pages found by their contents. Return the new number of
         cached tokens."""
         if not self.share_prefixes:
             return num_cached
@@ -328,8 +329,7 @@ class KvCache:
         return min(num_cached, len(tokens) - 1)
 
     def _lent(self, tail: bytes | None, tokens: list[int], num_cached: int) -> int:
-        """Return the shared page with the tokens between `num_cached` and the last one; `PagePool.hole` if there is
-        none."""
+        """Return the page shared under `tail`, with tokens `num_cached` to the last but one; else `PagePool.hole`."""
         whole_pages = (len(tokens) - 1) // self.page_size * self.page_size
         return (
             self._tails.get(tail, self.pool.hole) if tail is not None and num_cached == whole_pages else self.pool.hole
@@ -338,7 +338,8 @@ class KvCache:
     def _away(
         self, conversation: str | None, tokens: list[int], version: Weights, num_cached: int
     ) -> tuple[list[int], int]:
-        """Return the pages in host memory that extend the `num_cached` tokens, and the number of additional tokens."""
+        """Return the conversation's pages in host memory that can be reused after the first `num_cached` tokens, and
+        the number of tokens gained."""
         parked = self._host.get(conversation)
         more = 0 if parked is None else self._common(parked, tokens, version, self.host) - num_cached
         return (
@@ -348,15 +349,15 @@ class KvCache:
         )
 
     def _common(self, parked: ParkedConversation, tokens: list[int], version: Weights, pool: PagePool) -> int:
-        """Count the tokens of a conversation that can be reused: only full pages if it diverges, and none if a page
-        that the next token attends to was returned."""
+        """Count the reusable tokens of a parked conversation. If `tokens` diverges from them, only full pages count. If
+        a page that the next token attends to was freed, none count."""
         num_common = _common(parked.tokens, tokens[:-1]) if parked.version == version else 0
         num_common -= 0 if num_common == len(parked.tokens) else num_common % self.page_size
         return 0 if pool.hole in parked.pages[self.num_unread(num_common) : self.pages_for(num_common)] else num_common
 
     def _make_own(self, pages: list[int]) -> bool:
-        """Make the last page writable: copy it if it has other references, otherwise unregister it. Return False if
-        there is no page for the copy."""
+        """Make the last page writable: copy a page with other references, unregister any other. Return False if no page
+        is free for the copy."""
         last = pages[-1]
         if self.pool.references[last] == 1:
             self.pool.forget(last)
@@ -370,7 +371,7 @@ class KvCache:
         return True
 
     def _give_up(self) -> None:
-        """Evict the conversation parked longest ago, to host memory if it has room."""
+        """Evict the conversation parked longest ago; copy it to host memory if there is room."""
         name, parked = self._here.oldest()
         if not self._put_away(name, parked):
             self.counts.evictions += 1
@@ -378,8 +379,8 @@ class KvCache:
         self._here.release(name)
 
     def _put_away(self, name: str, parked: ParkedConversation) -> bool:
-        """Copy a conversation to host memory, evicting those that were copied there longest ago. Return False if it
-        does not fit."""
+        """Copy a conversation to host memory, evicting the conversations copied there longest ago. Return False if the
+        conversation does not fit."""
         host, needed = self.host, len(parked.pages) - parked.pages.count(self.pool.hole)
         while host.num_free + host.num_idle >= needed > host.num_free:
             oldest, gone = self._host.oldest()
@@ -411,13 +412,14 @@ class KvCache:
 
 
 def kv_metrics(cache: KvCache, page_bytes: int) -> dict[str, float]:
-    """Return counts and levels of the cache, by metric name.
+    """Return the metrics of the cache by name: counts, and present levels.
 
     Counts since the start: kv_hits and kv_misses (requests that found cached tokens, and that found none);
-    kv_kept_tokens, kv_restored_tokens and kv_shared_tokens (prefill saved because the conversation was parked in the
-    cache, was copied back from host memory, or because other requests had computed the same prefix); kv_evictions
-    (conversations dropped for good); kv_lost_tokens (recomputed after an eviction or a preemption); kv_out_bytes and
-    kv_back_bytes (to host memory and back). Levels: kv_bytes_now, kv_idle_bytes_now, kv_host_bytes_now; max_kv_bytes.
+    kv_kept_tokens, kv_restored_tokens and kv_shared_tokens (tokens not prefilled, because the conversation was parked
+    in the cache, was copied back from host memory, or because other requests had computed the same prefix);
+    kv_evictions (conversations dropped for good); kv_lost_tokens (recomputed after an eviction or a preemption);
+    kv_out_bytes and kv_back_bytes (to host memory and back). Levels: kv_bytes_now, kv_idle_bytes_now,
+    kv_host_bytes_now; max_kv_bytes.
     """
     counts, pool, host = cache.counts, cache.pool, cache.host
     pages = {
@@ -436,8 +438,8 @@ def kv_metrics(cache: KvCache, page_bytes: int) -> dict[str, float]:
 
 
 def chain_digests(digests: list[bytes], tokens: Tokens[int], upto: int, page_size: int, version: Weights) -> None:
-    """Append the digests of the full pages of tokens[:upto] that `digests` lacks. Each digest covers all tokens before
-    it."""
+    """Append to `digests` the missing digests of the full pages of tokens[:upto]. The digest of a page covers all
+    tokens up to the page's end."""
     while (len(digests) + 1) * page_size <= upto:
         begin = len(digests) * page_size
         before = digests[-1] if digests else str(version).encode()

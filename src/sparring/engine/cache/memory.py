@@ -16,16 +16,16 @@ from sparring.engine.weight_names import Weights
 
 
 class PagedMemory:
-    """Memory of a model whose layers all attend: pages alone, and no state to copy or to wait for. Requests in
-    `sharing` wait for a common prefix, which another request computes."""
+    """Memory of a model whose layers all attend: pages, without recurrent states. `sharing` decides which requests wait
+    while another request computes their common prefix."""
 
     def __init__(self, cache: KvCache) -> None:
         self.cache = cache
         self.sharing: NoSharing | PrefillSharing = NoSharing()
 
     def allocate(self, sequence: Sequence, spare: int) -> Allocation | None:
-        """Allocate memory for all tokens of a request, and reuse what is cached of them. Return None if fewer than
-        `spare` pages, which running requests are about to need, would be left."""
+        """Allocate memory for all tokens of a request, and reuse their cached pages. Return None if fewer than `spare`
+        pages would be left, which running requests are about to need."""
         return _pages_for(self.cache, sequence, sequence.reusable, spare)
 
     def park(self, sequence: Sequence, conversation: str) -> None:
@@ -35,7 +35,7 @@ class PagedMemory:
         self.cache.park(conversation, tokens, pages, sequence.served.key)
 
     def give_back(self, sequence: Sequence) -> None:
-        """Return all memory of a request, which has no computed tokens afterwards."""
+        """Free all memory of a request; the request has no computed tokens afterwards."""
         self.cache.drop(sequence.pages)
         sequence.pages, sequence.digests, sequence.computed, sequence.oldest = [], [], 0, None
 
@@ -44,8 +44,8 @@ class PagedMemory:
         self.cache.release(conversation)
 
     def forget(self, weights: Weights) -> list[str]:
-        """Drop the parked conversations that `weights` computed, which are no longer served; return their names. If
-        these are the base model's, no adapter is loaded, so free pages hold nothing useful."""
+        """Drop the parked conversations that `weights`, which are no longer served, have computed; return their names.
+        For weights of the base model also unregister free pages: all are useless, since no adapter is loaded."""
         conversations = self.cache.release_weights(weights)
         if isinstance(weights, int):
             self.cache.pool.renew()
@@ -56,7 +56,7 @@ class PagedMemory:
         self.cache.invalidate()
 
     def empty(self) -> None:
-        """Forget all that is computed. No request runs, so all pages and states are free afterwards."""
+        """Drop all cached data. No request may run; all pages and states are free afterwards."""
         self.invalidate()
         self.take_state_copies()
         self.cache.take_copies()
@@ -64,7 +64,7 @@ class PagedMemory:
         self.cache.pool.renew()
 
     def take_state_copies(self) -> Several[tuple[int, int]]:
-        """Return the pending copies of states as (from, to) slots, to be made in this order, and clear them."""
+        """Return the pending copies of states as (from, to) slots, to be made in this order, and clear the list."""
         return ()
 
 
@@ -78,8 +78,8 @@ class RecurrentMemory(PagedMemory):
             self.sharing = PrefillSharing(self.states, cache)
 
     def allocate(self, sequence: Sequence, spare: int) -> Allocation | None:
-        """Allocate pages and a state. Cached pages are reusable only if the recurrent state after exactly their tokens
-        is cached too."""
+        """Allocate pages and a state. Cached pages are reused only if the recurrent state after exactly their tokens is
+        cached too."""
         states, conversation = self.states, sequence.conversation
         if not states.available:
             return None
@@ -140,12 +140,12 @@ class RecurrentMemory(PagedMemory):
 def _pages_for(
     cache: KvCache, sequence: Sequence, reusable: list[int], spare: int, tail: bytes | None = None
 ) -> Allocation | None:
-    """Allocate pages for a request. The tokens of `reusable` but the last one may be found in the cache; the last page
-    of these may be a copy of the page shared under `tail`."""
+    """Allocate pages for a request. All tokens of `reusable` but the last may be reused from the cache; their last page
+    may be a copy of the page shared under `tail`."""
     count, weights = cache.pages_for(len(sequence.tokens)), sequence.served.key
     return cache.allocate(sequence.conversation, reusable, count, weights, sequence.digests, spare, tail)
 
 
 def _computed(sequence: Sequence, count: int) -> Prefix:
-    """Name the first `count` tokens of a sequence as a prefix."""
+    """Return the first `count` tokens of a sequence as a `Prefix`."""
     return prefix_of(sequence.tokens[:count], sequence.served.key)

@@ -6,14 +6,14 @@ from collections import OrderedDict
 
 
 class PagePool:
-    """Reference counts, free list (the page freed longest ago is allocated first) and content digests of pages.
+    """Reference counts, free pages (the page freed longest ago is allocated first) and content digests of pages.
 
-    References are either live (a running request) or idle (a parked conversation, a shared page); idle ones may be
-    evicted when pages run out.
+    References are either live (of a running request) or idle (of a parked conversation, or to a shared page). Pages
+    with only idle references may be evicted when pages run out.
 
     Attributes:
         num_idle: number of pages that have only idle references.
-        hole: placeholder for a page that was returned early; holding or dropping it does nothing.
+        hole: number that stands for a page that was freed early; holding or dropping this number does nothing.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -39,7 +39,7 @@ class PagePool:
 
     def drop(self, page: int, *, idle: bool = False) -> None:
         """Remove a live or an `idle` reference. A page without references is free, and can be found by its contents
-        until it is allocated again."""
+        until its next allocation."""
         if page == self.hole:
             return
         self._count(page, -1, idle)
@@ -47,21 +47,21 @@ class PagePool:
             self._free[page] = None
 
     def publish(self, page: int, digest: bytes) -> None:
-        """Register a full page under its digest. A digest keeps its first page."""
+        """Register a full page under its digest. If the page or the digest is registered already, do nothing."""
         if digest not in self._page_of and page not in self._digest_of:
             self._page_of[digest] = page
             self._digest_of[page] = digest
 
     def find(self, digest: bytes) -> int | None:
-        """Return the page with a digest, whether held or free; None if there is none."""
+        """Return the page with a digest, whether held or free; None if no page has this digest."""
         return self._page_of.get(digest)
 
     def digest(self, page: int) -> bytes | None:
-        """Return the digest under which a page is registered; None if it is not."""
+        """Return the digest under which a page is registered; None for a page that is not registered."""
         return self._digest_of.get(page)
 
     def hold(self, page: int, *, idle: bool = False) -> None:
-        """Add a reference; `idle` ones may be evicted when pages run out. Holding a free page keeps its contents."""
+        """Add a live or an `idle` reference to a page. Holding a free page keeps its contents."""
         if page == self.hole:
             return
         if self.references[page] == 0:
@@ -75,8 +75,8 @@ class PagePool:
             del self._page_of[digest]
 
     def renew(self) -> None:
-        """Unregister all free pages, whose contents became useless, and allocate them in the order of their numbers
-        from now on. So pages that were written before are used again before any other page occupies memory."""
+        """Unregister all free pages, whose contents became useless, and allocate free pages in the order of their
+        numbers from now on. So pages that were written before are used again before any other page occupies memory."""
         for page in self._free:
             self.forget(page)
         self._free = OrderedDict.fromkeys(sorted(self._free))

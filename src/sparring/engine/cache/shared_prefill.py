@@ -4,8 +4,8 @@ Torch-free.
 Keys and values of earlier tokens can be found in pages at any time. A recurrent state exists for the newest token only,
 so it must be copied at the moment when it summarises exactly the common prefix. Therefore the prompt of the request
 that computes the state is split at the end of the prefix, and the requests that share the prefix are not admitted
-before this point is reached. Split points are page ends and the token before the prompt's last one; in the latter case
-the page in which the prefix ends is shared too.
+before this point is reached. Split points are page boundaries and the token before the prompt's last token; in the
+latter case the page in which the prefix ends is shared too.
 
 Common prefixes are known among requests that wait at the same time. If prompts arrive one after the other, the second
 one detects the common prefix and the third one starts from its copy.
@@ -28,14 +28,14 @@ MAX_SEEN = 1 << 16
 """Maximum number of digests of earlier prompts that are remembered."""
 
 MAX_COMPARED = 256
-"""Maximum number of waiting requests, next to be admitted first, that a running request is compared with."""
+"""Maximum number of waiting requests, in the order of admission, that a running request is compared with."""
 
 SEVERAL = ""
-"""Owner of a digest that several conversations had."""
+"""Stands for the conversation of a digest that several conversations had."""
 
 
 class NoSharing:
-    """Sharing that is off: no request waits for the prefix of another. Implements `PrefillSharing`."""
+    """Sharing turned off: no request waits for another request's prefix. Implements `PrefillSharing`."""
 
     def add(self, sequence: Sequence) -> None: ...
 
@@ -54,8 +54,8 @@ class PrefillSharing:
     """Split points of running prompts: `Sequence.share_at` is the length up to which a running request computes for
     waiting ones.
 
-    A prompt may be split at its ends: the ends of its full pages, and the token before its last. Each end has a digest
-    of all tokens up to it, so two prompts with the same digest at one end agree at all earlier ends."""
+    A prompt may be split at its boundaries: the ends of its full pages, and the token before its last. Each boundary
+    has a digest of all tokens up to there, so prompts with equal digests at one boundary agree before it."""
 
     def __init__(self, states: StateSlots, cache: KvCache) -> None:
         self._states, self._cache, self._page_size = states, cache, cache.page_size
@@ -72,7 +72,7 @@ class PrefillSharing:
 
     def begin_step(self, waiting: Several[Sequence]) -> None:
         """Copy the states of requests that have reached their split point, and choose new split points. `waiting` has
-        all waiting requests, next to be admitted first."""
+        all waiting requests in the order of admission."""
         self._waiting, self._leaders, self._leader_ends = waiting, {}, set()
         prefilling, self._prefilling = self._prefilling, []
         for sequence, seen in prefilling:
@@ -101,8 +101,8 @@ class PrefillSharing:
             self._seen.popitem(last=False)
 
     def must_wait(self, sequence: Sequence) -> bool:
-        """Return True if a running request computes a prefix of this one's prompt, so that this one should wait for its
-        state."""
+        """Return True if a running request computes a prefix of this request's prompt, so that this request should wait
+        for the prefix's state."""
         if not self._leaders or self._states.num_tokens(sequence.conversation):
             return False
         digests = self._digests(sequence)
@@ -119,7 +119,7 @@ class PrefillSharing:
         return [prefix for prefix in prefixes if self._states.num_tokens(prefix)]
 
     def _cache_state(self, sequence: Sequence) -> None:
-        """Cache a copy of the state of a running sequence, and share its last page if that is not full."""
+        """Cache a copy of the state of a running sequence, and share the sequence's last page if not full."""
         assert sequence.state is not None, "it runs"
         prefix = self._prefix(sequence, sequence.computed)
         self._states.cache_prefix(prefix, sequence.state)
@@ -127,8 +127,8 @@ class PrefillSharing:
             self._cache.share_tail(prefix.key, sequence.pages[sequence.computed // self._page_size])
 
     def _choose_split(self, sequence: Sequence, seen: int, waiting: Several[Sequence]) -> None:
-        """Set the split point of a running prompt, after the tokens already computed: the nearest end at which it
-        diverges from a request in `waiting`, or from the earlier prompts that shared its first `seen` ends."""
+        """Set the split point of a running prompt, beyond its computed tokens: the nearest boundary after which it
+        differs from a request in `waiting`, or from the earlier prompts that share its first `seen` boundaries."""
         digests, begin = self._digests(sequence), sequence.computed // self._page_size
         if sequence.computed >= self._before_last(sequence):
             sequence.share_at = 0
@@ -151,7 +151,7 @@ class PrefillSharing:
             self._leader_ends.add(end)
 
     def _digests(self, sequence: Sequence) -> list[bytes]:
-        """Return a digest of the prompt up to each page boundary. They are computed once per sequence."""
+        """Return a digest of the prompt up to each boundary. The digests are computed once per sequence."""
         if sequence.prompt_digests is None:
             sequence.prompt_digests, upto = [], self._before_last(sequence)
             chain_digests(sequence.prompt_digests, sequence.tokens, upto, self._page_size, sequence.served.number)

@@ -44,9 +44,9 @@ class ParkedState(NamedTuple):
 
 
 class StateSlots:
-    """Pool of slots. Each is free, owned by one sequence, or parked for a conversation or a prefix; if no slot is free,
-    the least recently used parked one is evicted. `on_evict` is then called with the conversation, or the key of the
-    prefix, whose pages can no longer be resumed from."""
+    """Pool of slots. Each slot is free, owned by one sequence, or parked for a conversation or a prefix. If no slot is
+    free, the least recently used parked slot is evicted. `on_evict` is then called with the conversation, or the
+    prefix's key, whose pages are useless without the state."""
 
     def __init__(self, num_slots: int, on_evict: Callable[[str | bytes], object]) -> None:
         self._free, self._on_evict = list(range(num_slots)), on_evict
@@ -59,8 +59,8 @@ class StateSlots:
         return bool(self._free or self._parked)
 
     def take(self) -> int | None:
-        """Take a slot with arbitrary contents; evict a parked state if none is free. None if running sequences own all
-        slots."""
+        """Take a slot with arbitrary contents; evict a parked state if no slot is free. Return None if running
+        sequences own all slots."""
         if not self._free and self._parked:
             owner, parked = self._parked.popitem(last=False)
             self.drop(parked.slot)
@@ -68,7 +68,7 @@ class StateSlots:
         return self._free.pop() if self._free else None
 
     def drop(self, slot: int | None) -> None:
-        """Return a slot to the pool; None does nothing."""
+        """Return a slot to the pool; the slot None is ignored."""
         if slot is not None:
             self._free.append(slot)
 
@@ -78,8 +78,8 @@ class StateSlots:
         self._parked[conversation] = ParkedState(slot, prefix)
 
     def cache_prefix(self, prefix: Prefix, slot: int) -> None:
-        """Cache a copy of a state for requests that begin with `prefix`, while the sequence that owns the state
-        continues. Without a free slot nothing is cached."""
+        """Cache a copy of the state in `slot` for requests that begin with `prefix`. The sequence that owns the state
+        continues. If no slot can be taken for the copy, nothing is cached."""
         copy = None if prefix in self._parked else self.take()
         if copy is not None:
             self._copies.append((slot, copy))
@@ -91,14 +91,15 @@ class StateSlots:
         return {owner.num_tokens for owner in self._parked if isinstance(owner, Prefix)}
 
     def num_tokens(self, owner: str | Prefix | None) -> int:
-        """Return the number of tokens that the parked state of a conversation or prefix summarises; 0 without one."""
+        """Return the number of tokens that the parked state of a conversation or prefix summarises; 0 without a
+        state."""
         parked = self._parked.get(owner) if owner is not None else None
         return 0 if parked is None else parked.prefix.num_tokens
 
     def resume(self, owner: str | Prefix, cached: Prefix) -> int | None:
-        """Take over the state of a parked conversation, or a copy of the state of a cached prefix, for a request for
-        which the pages of the tokens `cached` were found. Return the slot; None if the state summarises other tokens
-        than `cached` or belongs to other weights. The state of a conversation is then dropped."""
+        """Take over the state of a parked conversation, or a copy of the state of a cached prefix, for a request whose
+        cached pages hold the tokens `cached`. Return the slot. If the state summarises other tokens than `cached`, or
+        is of other weights, return None; the state of a conversation is then dropped."""
         parked = self._parked.get(owner)
         fits = parked is not None and parked.prefix == cached
         if parked is None or isinstance(owner, Prefix):
@@ -109,7 +110,7 @@ class StateSlots:
         return parked.slot if fits else None
 
     def release(self, owner: str | Prefix) -> None:
-        """Drop the state of a parked conversation or cached prefix; unknown ones are ignored."""
+        """Drop the state of a parked conversation or cached prefix; an unknown `owner` is ignored."""
         parked = self._parked.pop(owner, None)
         if parked is not None:
             self.drop(parked.slot)
@@ -128,14 +129,13 @@ class StateSlots:
             self.drop(self._parked.popitem()[1].slot)
 
     def take_copies(self) -> list[tuple[int, int]]:
-        """Return the pending copies as (from, to) slots, to be made in this order before the next step, and clear
-        them."""
+        """Return and clear the pending copies as (from, to) slots, to be made in this order before the next step."""
         copies, self._copies = self._copies, []
         return copies
 
     def _copy(self, owner: str | Prefix, slot: int) -> int | None:
-        """Return a slot with a copy of the parked state in `slot`. If no other slot can be taken, `slot` itself is
-        returned, and `owner` is no longer parked."""
+        """Return a slot with a copy of the parked state in `slot`. If no other slot can be taken, return `slot` itself;
+        the state of `owner` is then no longer parked."""
         self._parked.move_to_end(owner)
         copy = self.take()
         if copy is not None and copy != slot:

@@ -149,12 +149,12 @@ class ProgramTests:
 
 
 async def passes(program: str, tests: str, box: Sandbox) -> bool:
-    """Return whether assert statements hold of a program's functions. They run in a process and a box of their own,
-    which the program does not enter. In a verifier (`box.verifier`), the program finds the files that came with it.
+    """Return whether assert statements hold of a program's functions. The tests run in a process and a box of their
+    own, which the program does not enter. If `box` is a verifier, only the program's box has the files copied into it.
 
     Args:
         tests: assert statements and test functions, which call the program's functions by name.
-        box: box whose kind the two boxes have, and where nothing runs.
+        box: box from whose spec the two boxes are made; nothing runs in `box` itself.
 
     Raises:
         BadInput: the tests are not Python, or call no function of the program.

@@ -33,7 +33,7 @@ _ROOT = re.compile(r"\\sqrt\s*\(([^()]*)\)")
 _LEADING_ZERO = re.compile(r"(?<![\d.,])0\d")
 _DIGITS = re.compile(r"\d+")
 _NOTED = re.compile(r"(?:_\s*\{?|\\(?:text|mathrm|mbox)\s*\{[^{}]*\}\s*\^\s*\{?)\s*$")
-"""Text before digits that may be irrelevant: the base of a numeral, the power of a unit."""
+"""Text before digits that need not count: those of a numeral's base or a unit's power."""
 _ABSORBED = re.compile(r"(?<![\d.])0\*|(?<!\*)\*0(?![\d.])")
 
 
@@ -81,7 +81,7 @@ def unread(target: str) -> str:
 
 
 def _with_digits(text: str, digits: re.Match[str], by: int) -> str:
-    """Return the parsed text with other digits in place of a match."""
+    """Parse the text with the match's first digit moved on by `by` (after 9 comes 1); "" if that fails."""
     other = str((int(digits[0][0]) + by - 1) % 9 + 1) + digits[0][1:]
     changed = _parse_as_one(text[: digits.start()] + other + text[digits.end() :])
     return str(changed[0]) if changed else ""

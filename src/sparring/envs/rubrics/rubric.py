@@ -25,7 +25,7 @@ from sparring.protocols import Sandbox
 from sparring.types import Score, Task
 
 SIMPLE = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?")
-"""Right answers that are read without doubt, and need no check."""
+"""Pattern of right answers that need no check: plain decimal numbers."""
 FULL = 1 - 1e-9
 """Smallest value that counts as 1 for success."""
 

@@ -62,8 +62,8 @@ class ReadTest:
 
     @property
     def can_fail(self) -> bool:
-        """False if nothing in the test can fail. Its live code then has no `raise`, no function whose name says that it
-        asserts or exits, and no assert except those of a non-empty tuple or a true constant."""
+        """False if the test's live code has no `raise`, uses no name or attribute that contains assert, exit, fail or
+        raise, and asserts nothing but true constants and non-empty tuples."""
         return any(map(_checks, _live(self._tree)))
 
     def _is_plain_assert(self, statement: ast.stmt) -> bool:

@@ -1,4 +1,4 @@
-"""The `bash` tool: a shell in the task's box that lives on from call to call."""
+"""The `bash` tool: one shell in the task's box for all calls."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class BashTool:
 
 
 def shell_text(result: ExecResult, *, limit_s: float) -> str:
-    """Return a command's result as text for the model: what it wrote, and how it ended unless that was well;
-    `limit_s` is the wall-clock limit that it names."""
+    """Return a command's result as text for the model: its output, and how it ended if it failed. `limit_s` is the
+    wall-clock limit that the text names."""
     lines = [text.rstrip() for text in (result.stdout, result.stderr) if text.strip()]
     if result.end == "timed out":
         lines.append(f"timed out after {limit_s:g} s")

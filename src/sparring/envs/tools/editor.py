@@ -11,7 +11,7 @@ from sparring.protocols import Sandbox
 
 MOST_FILE_BYTES = 1 << 20
 MOST_LINES = 200
-"""Lines that one look shows."""
+"""Maximum number of lines that one `view` shows."""
 
 
 class EditorTool:
@@ -103,7 +103,7 @@ async def _is_folder(box: Sandbox | None, path: str) -> bool:
 
 @contextmanager
 def _told(path: str) -> Iterator[None]:
-    """Tell the model what the file system says."""
+    """Context that shows errors of the file system to the model."""
     if not path or "\0" in path:
         raise ToolError("a path has a name, and no NUL")
     try:

@@ -24,7 +24,7 @@ KEYS = (
 )
 INTERRUPTING = ("C-c", "C-z", "C-\\")  # after which the terminal forgets what was typed with it
 MOST_KEYS = 4096
-"""Characters of one call."""
+"""Maximum number of characters in one call."""
 QUIET_S = 0.3
 
 

@@ -19,7 +19,7 @@ def tools_in(tools: Any) -> tuple[tuple[ToolSpec, ...], frozenset[str]]:
     """Read the tools of a request.
 
     Returns:
-        Tools as the model sees them, and the names of the freeform ones.
+        Tools as the model sees them, and the names of the freeform tools.
 
     Raises:
         BadInput: a tool is malformed or hosted by the vendor, or a function and a freeform tool have the same name.
@@ -73,7 +73,7 @@ def _read_tool(tool: Mapping[str, Any], kind: str, where: str) -> ToolSpec:
 
 
 def tool_name(choice: Mapping[str, Any], where: str) -> str:
-    """Return the name of a tool that a choice names."""
+    """Return the name of the tool in an object of `tool_choice`."""
     kind = "custom" if choice.get("type") == "custom" else "function"
     tool = typed(choice.get(kind), f"{where}.{kind}", dict, "a tool")
     return str(typed(tool.get("name"), f"{where}.{kind}.name", str, "a name"))

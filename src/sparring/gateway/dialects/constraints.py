@@ -58,7 +58,7 @@ def forced_call(
     """Return the constraint of a reply that must call.
 
     Args:
-        names: names of the tools that may be called; None: all.
+        names: names of the tools that may be called; None: all tools.
         parallel: whether the reply may have several calls.
     """
     return _constraint(_choose(tools, names, where), parallel, text=False)
@@ -72,13 +72,13 @@ def allowed_calls(
     validated: bool = False,
     where: str = "tool_choice",
 ) -> Constraint | None:
-    """Return the constraint of a reply that is text or calls some tools only. None if all tools may be called and
-    `validated` is false.
+    """Return the constraint of a reply that is text or calls only the tools in `names`. None if all tools may be called
+    and `validated` is false.
 
     The prompt shows all tools regardless, so that it continues the conversation.
 
     Args:
-        validated: whether arguments must match their schemas, whatever tools are chosen.
+        validated: whether arguments must match their schemas, even if all tools may be called.
     """
     chosen = _choose(tools, names, where)
     return None if len(chosen) == len(tools) and not validated else _constraint(chosen, parallel, text=True)

@@ -20,7 +20,7 @@ NO_RETRY = {"x-should-retry": "false"}
 
 
 def _no_conversation(id: str) -> None:
-    """Return None, as for an unknown reply."""
+    """Return None: no earlier conversation is known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,8 +33,8 @@ class ClientCall:
         path: parameters of the path.
         query: parameters of the query.
         leave_out: types of vendor-hosted tools that are dropped from requests instead of refused.
-        conversation: function from a reply id to the conversation up to that reply, itself included; None for an
-            unknown id.
+        conversation: function from a reply id to the conversation up to and including that reply; None for an unknown
+            id.
     """
 
     body: Mapping[str, Any]
@@ -52,7 +52,7 @@ class ClientRequest:
     Attributes:
         messages: whole conversation.
         tools: tools that the prompt shows.
-        calls: whether the reply may call the tools; if not, it is text.
+        calls: whether the reply may call the tools; otherwise the reply is text.
         model: model name that the client sent.
         max_tokens: maximum number of tokens of a reply; None: the run's maximum.
         constraint: constraint on the text of the reply.
@@ -63,8 +63,8 @@ class ClientRequest:
         noted: fields that have no effect, since the run decides about sampling.
         stop: strings that end the reply.
         evidence: metadata of the request besides the conversation.
-        samples_nothing: whether the client only sends a conversation, for a later request to continue.
-        echo: values of the request that the dialect's writer needs, by its own names.
+        samples_nothing: whether the client wants no reply and only sends a conversation that a later request continues.
+        echo: values of the request that the dialect's writer needs, under names of that dialect.
     """
 
     messages: tuple[Message, ...]
@@ -90,10 +90,10 @@ class ClientError:
 
     Attributes:
         status: HTTP status.
-        message: our text.
+        message: text of the error in our own words.
         field: field of the request that is wrong, in the client's spelling, such as `input[1].role`; empty if there is
             no such field.
-        too_long: length of the prompt and the room for it, if the prompt leaves no room for a reply; None for other
+        too_long: length of the prompt and the maximum length, if the prompt leaves no room for a reply; None for other
             errors. Dialects word this error as the vendor does, because clients search for that text.
     """
 
@@ -127,7 +127,7 @@ class Dialect(Protocol):
         """Write an answer that is not streamed."""
 
     def writer(self, client_request: ClientRequest, bytes_of: BytesOf) -> AnswerWriter:
-        """Return the writer of a streamed answer. Arguments are those of `answer`."""
+        """Return the writer of a streamed answer. Takes the arguments of `answer`."""
 
     def error(self, error: ClientError) -> dict[str, Any]:
         """Write an error as the body of a response."""
@@ -138,8 +138,8 @@ EVENTS = "text/event-stream; charset=utf-8"
 
 
 class AnswerWriter(ABC):
-    """Writer of a streamed answer. The samples are interleaved: for each sample the pieces in order, then the end.
-    The bytes of all methods together say the same as `Dialect.answer`. Any method may return no bytes.
+    """Writer of a streamed answer. The samples are interleaved: for each sample the pieces in order, then the end. The
+    bytes of all methods together have the content of `Dialect.answer`. Any method may return no bytes.
 
     Attributes:
         content_type: content type of the stream.
@@ -157,7 +157,7 @@ class AnswerWriter(ABC):
 
     @abstractmethod
     def end(self, sample: int, reply: SampledReply) -> bytes:
-        """Write the end of a reply, which is durable and whose pieces were all written."""
+        """Write the end of a reply. The reply is durable, and all its pieces were written."""
 
     def close(self) -> bytes:
         """Write the end of the answer, if the end of a reply is not the end of the answer."""
@@ -195,19 +195,19 @@ class BytesOf(Protocol):
 
 
 def event(data: Mapping[str, Any]) -> bytes:
-    """Return a server-sent event, with the type of the data as its name if it has one."""
+    """Return a server-sent event, named by the field `type` of the data if there is such a field."""
     name = b"event: %b\n" % data["type"].encode() if "type" in data else b""
     return b"%bdata: %b\n\n" % (name, to_json(data))
 
 
 def thought_tokens(replies: Sequence[SampledReply]) -> int | None:
-    """Return the number of reasoning tokens of all replies, or None if the format of one does not mark them."""
+    """Return the number of reasoning tokens of all replies; None if the number is unknown for one of the replies."""
     counts = [reply.reasoning_tokens for reply in replies if reply.reasoning_tokens is not None]
     return sum(counts) if len(counts) == len(replies) else None
 
 
 def is_left_out(kind: object, leave_out: Collection[str]) -> bool:
-    """Return whether tools of this type are dropped from requests: `leave_out` has the type, or the type without its
+    """Return whether tools of this type are dropped from requests: `leave_out` contains the type, with or without its
     date."""
     return isinstance(kind, str) and any(kind == name or kind.startswith(f"{name}_") for name in leave_out)
 
@@ -232,7 +232,7 @@ def order_answers(
     Args:
         field: field of the conversation, for refusals.
         system: system message from a field of its own; empty if there is no such message.
-        replies_follow: whether the vendor continues a conversation that ends with a reply by another reply.
+        replies_follow: whether the vendor allows a conversation that ends with a reply, and answers with another reply.
 
     Raises:
         BadInput: the conversation is empty, an answer names no call of the reply before it, or the last message is a
@@ -262,8 +262,8 @@ def order_answers(
 
 
 def length_text(too_long: tuple[int, int]) -> str:
-    """Return the length of a prompt that was too long, as text for clients. A text that is far too long was only
-    counted up to twice the room; its length is then given as "more than".
+    """Return the length of a prompt that was too long, as text for clients. Tokens are only counted up to twice the
+    maximum; a longer prompt has "more than" so many.
     """
     length, room = too_long
     return f"more than {2 * room}" if tuple(too_long) == far(room) else str(length)

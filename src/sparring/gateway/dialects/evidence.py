@@ -37,8 +37,8 @@ def evidence_of(call: ClientCall, noted: tuple[str, ...], handle: str = "") -> E
     """Return the evidence of a request.
 
     Args:
-        noted: fields of the body that have no effect; their values are recorded.
-        handle: id of the reply that the request continues; empty if it names none.
+        noted: names of body fields that have no effect; their values are recorded.
+        handle: id of the reply that the request continues; empty if the request names no reply.
     """
     headers = call.headers
     metadata = _metadata(headers.get("x-codex-turn-metadata", ""))

@@ -1,4 +1,4 @@
-"""Readers for the fields of requests, which refuse a field of the wrong type by its place."""
+"""Readers for the fields of requests. A field of the wrong type is refused with its place in the request."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _decode_slowly(data: bytes) -> Any:
 
 
 def typed(data: Any, where: str, kind: type | tuple[type, ...], expected: str) -> Any:
-    """Return a value of a request; raise BadInput if it has another type."""
+    """Return a value of a request; raise BadInput if the value is not of type `kind`."""
     if not isinstance(data, kind) or isinstance(data, bool) and kind is int:
         got = "nothing" if data is None else type(data).__name__
         raise refusal(where, expected, got, "correct the request")
@@ -79,7 +79,7 @@ def optional(values: Mapping[str, Any], name: str, kind: type, expected: str, de
 
 
 def texts_in(texts: Any, where: str) -> tuple[str, ...]:
-    """Return an optional list of texts of a request; raise BadInput if one is empty."""
+    """Return an optional list of texts of a request; raise BadInput if a text is empty."""
     for text in typed([] if texts is None else texts, where, list, "a list of texts"):
         if not typed(text, where, str, "a list of texts"):
             raise refusal(where, "texts that are not empty", '""', "leave it out")
@@ -92,7 +92,7 @@ def text_field(values: Mapping[str, Any], name: str, where: str, expected: str =
 
 
 def name_in(value: Any, where: str) -> str:
-    """Return the name of a tool; raise BadInput if it is empty."""
+    """Return the name of a tool; raise BadInput if the name is empty."""
     if not typed(value, where, str, "a name"):
         raise refusal(where, "a name", '""', "name it")
     return str(value)

@@ -1,5 +1,5 @@
-"""Fields of requests: those that each API obeys, with their types, and those that it only notes. The OpenAPI document
-is made of these forms."""
+"""Forms of requests: the fields that an API obeys, with their types, and the names of fields that are accepted without
+effect (noted). The OpenAPI document is made from these forms."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparring.validation import InvalidValue, convert
 
 
 class RequestForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Fields that are obeyed.
+    """Form of a request: each attribute is a field that is obeyed.
 
     Attributes:
         NOTED: names of the fields that are accepted without effect.
@@ -24,23 +24,23 @@ class RequestForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 _CONVERSATIONS = {"messages", "input", "contents"}
-"""Fields that are required by their own readers."""
+"""Required fields, which are checked elsewhere."""
 
 Form = TypeVar("Form", bound=RequestForm)
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 def form_in(values: Mapping[str, Any], form: type[Form], before: str = "") -> tuple[Form, tuple[str, ...]]:
-    """Read an object of a request, in which a field that is null is missing.
+    """Read an object of a request; a null field counts as missing.
 
     Args:
         before: place of the object in the request, with a dot at the end.
 
     Returns:
-        The fields that are obeyed, and the names of those that are noted, each after the prefix `before`.
+        The obeyed fields, and the names of the noted fields, each with the prefix `before`.
 
     Raises:
-        BadInput: a field is of the wrong type, or is neither obeyed nor noted.
+        BadInput: a field has the wrong type, or is neither obeyed nor noted.
     """
     given = {name: value for name, value in values.items() if value is not None}
     noted = sorted(f"{before}{name}" for name in given.keys() & form.NOTED)
@@ -72,7 +72,7 @@ def schema_of(form: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def _described(schema: Mapping[str, Any]) -> msgspec.Meta:
-    """Annotate a field that is read elsewhere with its JSON schema."""
+    """Return an annotation with the JSON schema of a field that is read elsewhere."""
     return msgspec.Meta(extra_json_schema=dict(schema))
 
 
@@ -99,7 +99,7 @@ _Content = Annotated[Any, _described({"anyOf": [_TEXT, _list_of(_OBJECT)]})]
 _Stops = Annotated[Any, _described(_list_of(_FILLED))]
 
 CHAT_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-"""Roles of chat completions, and ours."""
+"""Roles of chat completions, each with the role of `Message`."""
 
 _SAID = {"anyOf": [_TEXT, _list_of(_OBJECT), {"type": "null"}]}
 _CHAT_MESSAGE = _object_of({"role": {"enum": list(CHAT_ROLES)}, "content": _SAID})
@@ -109,8 +109,7 @@ _CHAT_TOOLS = _list_of({"anyOf": [_object_of(_CHAT_FUNCTION), _object_of(_CHAT_F
 
 
 class ChatForm(RequestForm, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Request of OpenAI's chat completions. The last two lines of noted fields are of servers of open models, such as
-    vLLM."""
+    """Request of OpenAI's chat completions. The last two lines of noted fields are fields of servers such as vLLM."""
 
     NOTED = frozenset(
         "temperature top_p frequency_penalty presence_penalty seed user metadata store reasoning_effort verbosity"

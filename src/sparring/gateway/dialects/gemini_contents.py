@@ -50,7 +50,7 @@ def conversation_in(contents: Any) -> tuple[list[Placed], str]:
 
 
 def with_call_ids(conversation: Sequence[Placed]) -> list[Placed]:
-    """Assign an id to each call that has none, and find the call of each answer: by id, or else the first unanswered
+    """Assign an id to each call without an id, and find the call of each answer: by id, or else the first unanswered
     call with the answer's name.
     """
     named: list[Placed] = []
@@ -84,7 +84,7 @@ def tools_in(tools: Any, leave_out: Collection[str]) -> tuple[ToolSpec, ...]:
     """Read the tools of a request.
 
     Raises:
-        BadInput: a tool is malformed, or hosted by the vendor and not in `leave_out`.
+        BadInput: a tool is malformed, or hosted by the vendor and not in `leave_out`, or two tools have the same name.
     """
     specs: list[ToolSpec] = []
     for place, tool in objects_in([] if tools is None else tools, "tools", "a list of tools", "a tool"):
@@ -156,7 +156,7 @@ def _read_declaration(function: Mapping[str, Any], where: str) -> ToolSpec:
 
 
 def _read_reply(parts: PlacedObjects) -> tuple[Message, str]:
-    """Read a reply in a conversation. Return it with the id of the reply that its signature names."""
+    """Read a reply in a conversation. Return its message and the id of the recorded reply that its signature names."""
     reply, handle = ReplyParts(), ""
     for place, part in parts:
         handle = reply_named(part.get("thoughtSignature")) or handle
@@ -191,7 +191,7 @@ def _user_messages(parts: PlacedObjects, where: str) -> list[Placed]:
 
 
 def _answer_text(response: Any) -> str:
-    """Return the answer of a function as text: a single string as it is, everything else as JSON."""
+    """Return the answer of a function as text: a single string unchanged, any other value as JSON."""
     if isinstance(response, dict) and len(response) == 1:
         ((name, value),) = response.items()
         if name in ("output", "result") and isinstance(value, str):

@@ -1,5 +1,5 @@
-"""Field names of Google's Gemini. Its JSON allows each in camelCase and in snake_case at every depth, and null for a
-missing field."""
+"""Field names of Google's Gemini. Google's JSON allows each name in camelCase and in snake_case at every depth, and
+null for a missing field."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import hashlib
 DIGEST_BYTES = 6
 
 EMPTY = "empty"
-"""Takes the place of the number in the id of an item that has no text and is no piece of its reply."""
+"""Suffix of an item's id, instead of a number, for an empty item that is no piece of its reply."""
 
 
 def handle_of(reply: str) -> str:

@@ -15,16 +15,16 @@ from sparring.gateway.dialects.handles import reply_named
 from sparring.types import Message, ToolCall, ToolSpec
 
 BILLING = "x-anthropic-billing-header"
-"""Beginning of a system block that claude-code uses for billing. It differs between agents and means nothing to a
-model."""
+"""Beginning of a system block that claude-code uses for billing. This block differs between agents and means nothing to
+a model."""
 
 
 def tools_in(tools: Any, leave_out: Collection[str]) -> tuple[tuple[ToolSpec, ...], dict[str, ToolSpec]]:
     """Read the tools of a request.
 
     Returns:
-        Tools of the prompt, and tools with deferred loading by name: the prompt shows such a tool once an answer loads
-        it.
+        Tools of the prompt, and tools with deferred loading, by name: the prompt shows a deferred tool once a tool's
+        answer loads this tool.
 
     Raises:
         BadInput: a tool is malformed, or hosted by the vendor and not in `leave_out`, or two tools have the same name.
@@ -65,7 +65,7 @@ def conversation_in(messages: Any, loadable: Mapping[str, ToolSpec]) -> tuple[li
     """Read the messages of a conversation.
 
     Args:
-        loadable: tools with deferred loading by name; an answer that loads one shows it.
+        loadable: tools with deferred loading, by name; a tool's answer that loads such a tool shows its definition.
 
     Returns:
         Messages, and the id of the last reply that a signature names; empty if no signature names a reply.
@@ -136,8 +136,8 @@ def _tool_text(spec: ToolSpec) -> str:
 
 
 def _read_reply(blocks: PlacedObjects) -> tuple[Message, str]:
-    """Read a reply in a conversation. Return its message and the id of the recorded reply, which is read from the
-    signature of a thinking block."""
+    """Read a reply in a conversation. Return its message, and the id of the recorded reply from the signature of a
+    thinking block."""
     reply, handle = ReplyParts(), ""
     for place, block in blocks:
         kind = block.get("type")

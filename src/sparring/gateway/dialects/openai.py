@@ -31,8 +31,8 @@ PARALLEL = "parallel_tool_calls"
 """Field that allows at most one call per reply. It only has an effect on constrained calls."""
 
 UNREADABLE = "unreadable_"
-"""Prefix of the id of a freeform call whose arguments are not the one text. Its input is the text that the model
-wrote."""
+"""Prefix of the id of a freeform call whose arguments are not a single text. The input of such a call is the text that
+the model wrote."""
 
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 """Schema of a function that a request defines without a schema."""
@@ -68,8 +68,8 @@ def read_choice(
     """Read the choice of tools.
 
     Args:
-        name_of: function that returns the model's name for a chosen tool at a place.
-        inside: field of the choice that has the allowed tools; empty if the choice itself has them.
+        name_of: function from a chosen tool and its place in the request to the model's name for that tool.
+        inside: field of the choice that contains the allowed tools; empty if they are in the choice itself.
 
     Returns:
         Constraint of a reply that must call, and constraint of a reply that may only call some tools; each None if it
@@ -100,7 +100,7 @@ def read_choice(
 
 
 def without_parallel(noted: Sequence[str], constraint: Constraint | None) -> tuple[str, ...]:
-    """Remove `PARALLEL` from the noted fields if a constraint obeys it."""
+    """Remove `PARALLEL` from the noted fields if there is a constraint, since constraints obey this field."""
     return tuple(name for name in noted if constraint is None or name != PARALLEL)
 
 
@@ -119,7 +119,7 @@ def write_error(error: ClientError, conversation: str, too_long: str) -> dict[st
     """Write an error.
 
     Args:
-        conversation: field of the conversation; a prompt that is too long is reported as an error of this parameter.
+        conversation: field of the conversation; a prompt that is too long is an error of this field.
         too_long: message for a prompt that is too long; empty for other errors.
     """
     code, param = CODES.get((error.status, error.field)), error.field or None

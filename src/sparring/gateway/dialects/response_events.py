@@ -18,7 +18,7 @@ FUNCTION: Mapping[str, Any] = {"description": None, "parameters": None, "strict"
 
 
 def response_of(client_request: ClientRequest, reply: SampledReply, bytes_of: BytesOf) -> dict[str, Any]:
-    """Return a complete response, which equals the one in a stream's last event."""
+    """Return a complete response, equal to the response in a stream's last event."""
     writer = ResponseWriter(client_request, bytes_of)
     writer.begin(ReplyHead(id=reply.id, prompt_tokens=reply.prompt_tokens))
     for piece in pieces_of(reply.message):
@@ -30,8 +30,8 @@ class ResponseWriter(AnswerWriter):
     """Writer of a streamed response, item by item.
 
     Log-probabilities of all tokens, calls included, belong to the message item and are complete at the end of the
-    reply. For a client that wants them, calls are written only then, after the message item, which is empty if the
-    reply has no text.
+    reply. For a client that wants log-probabilities, calls are therefore written at the end, after the message item,
+    which is empty if the reply has no text.
     """
 
     def __init__(self, client_request: ClientRequest, bytes_of: BytesOf) -> None:
@@ -89,8 +89,8 @@ class ResponseWriter(AnswerWriter):
         return events + b"".join(map(self._call, waiting))
 
     def _open_item(self, kind: str, empty: bool = False) -> bytes:
-        """Begin an item of text or thoughts, unless an item of this kind is open. `empty`: it has no piece of the
-        reply."""
+        """Begin an item of text or thoughts, unless an item of this kind is open. `empty`: whether the item has no
+        piece of the reply."""
         if self._open is not None and self._open["type"] == kind:
             return b""
         events = self._close_item()
@@ -108,7 +108,7 @@ class ResponseWriter(AnswerWriter):
         return events + self._item_event("response.content_part.added", content_index=0, part=_part(kind, ""))
 
     def _close_item(self, reply: SampledReply | None = None) -> bytes:
-        """End the open item of text or thoughts. `reply`: complete reply, if this is its end."""
+        """End the open item of text or thoughts. `reply`: complete reply, if the reply has ended."""
         if self._open is None:
             return b""
         item, text = self._open, "".join(self._texts)
@@ -187,8 +187,8 @@ def _response(
 
 
 def response_settings(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that a response shows: those of the request, or the vendor's defaults. Sampling settings are
-    shown but do not apply, because the run decides about sampling.
+    """Return the settings that a response shows: the request's settings, or the vendor's defaults. Sampling settings
+    are shown but do not apply, because the run decides about sampling.
 
     Source: the Open Responses specification, `ResponseResource`, which requires all fields.
     """

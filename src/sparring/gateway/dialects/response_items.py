@@ -20,7 +20,7 @@ CALLS = ("function_call", "custom_tool_call")
 OUTPUTS = ("function_call_output", "custom_tool_call_output")
 
 Recall = Callable[[str], Sequence[Message] | None]
-"""Function from a reply id to the conversation up to that reply, itself included; None for an unknown id."""
+"""Function from a reply id to the conversation up to and including that reply; None for an unknown id."""
 
 
 def conversation_in(items: Sequence[Any], recall: Recall) -> tuple[list[Placed], str]:
@@ -80,7 +80,7 @@ def _resolve_reference(reference: Mapping[str, Any], recall: Recall, where: str)
     """Return the item of a reply that a reference names.
 
     Raises:
-        BadInput: the reference names no item of a reply under this key.
+        BadInput: the reference names no item of a reply that this key may read.
     """
     id = typed(reference.get("id"), f"{where}.id", str, "the id of an item")
     reply = _reply_of_item(id)
@@ -131,11 +131,11 @@ def _read_thoughts(item: Mapping[str, Any], where: str) -> str:
 
 
 def _reply_of_item(id: object) -> str:
-    """Return the id of the reply that an item id names; empty if it names no reply."""
+    """Return the id of the reply that an item id names; empty if the item id names no reply."""
     return reply_named(id.partition("_")[2].partition(".")[0]) if isinstance(id, str) else ""
 
 
 def _one_reply(first: str, second: str) -> bool:
-    """Return whether two call ids belong to one reply: they are equal up to the number at the end."""
+    """Return whether two call ids belong to one reply, that is, are equal up to the number at the end."""
     (turn, _, number), (other_turn, _, other) = first.rpartition("_"), second.rpartition("_")
     return turn == other_turn != "call" and number.isdecimal() and other.isdecimal()

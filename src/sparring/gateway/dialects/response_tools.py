@@ -37,7 +37,7 @@ class ToolForm:
     Attributes:
         kind: `function` has arguments, `custom` is a freeform tool with one text.
         name: client's name for the tool.
-        namespace: namespace of the tool; None if it has no namespace.
+        namespace: namespace of the tool; None if the tool has no namespace.
     """
 
     kind: Literal["function", "custom"]
@@ -49,7 +49,7 @@ def tools_in(tools: Any, leave_out: Collection[str]) -> tuple[tuple[ToolSpec, ..
     """Read the tools of a request.
 
     Returns:
-        Tools as the model sees them, and the form of each by the model's name for it.
+        Tools as the model sees them, and the form of each tool, by the model's name for the tool.
 
     Raises:
         BadInput: a tool is malformed or not run by the client, or two tools have the same name.
@@ -111,7 +111,7 @@ def write_call(call: ToolCall, forms: Mapping[str, ToolForm]) -> dict[str, Any]:
 
 
 def _read_tool(tool: Any, where: str, namespace: str | None, before: str) -> tuple[ToolSpec, ToolForm]:
-    """Return a tool as the model sees it, and its form. `before`: prefix of its description."""
+    """Return a tool as the model sees it, and its form. `before`: prefix of the tool's description."""
     kind = typed(tool, where, dict, "a tool").get("type")
     if kind not in ("function", "custom"):
         raise refusal(f"{where}.type", "function or custom", repr(kind), "leave it out")

@@ -96,7 +96,7 @@ def replies_named(body: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _previous_reply(id: object) -> frozenset[str]:
-    """Return the id of the reply that a response id names, as a set that is empty if it names no reply."""
+    """Return the id of the reply that a response id names, as a set; empty if the response id names no reply."""
     return frozenset((reply_named(id.removeprefix("resp_")),)) - {""} if isinstance(id, str) else frozenset()
 
 
@@ -106,10 +106,10 @@ def _unchecked_messages(conversation: Sequence[Placed], instructions: str) -> tu
 
 
 def _conversation(call: ClientCall, form: ResponsesForm, anew: bool) -> tuple[list[Placed], str]:
-    """Return the messages of a request, and the id of the reply that the client says it continues, or an empty string.
+    """Return the messages of a request, and the id of the reply that the client wants to continue (empty if not given).
 
     Args:
-        anew: whether the request has instructions, which replace those of the earlier conversation.
+        anew: whether the request has instructions, which replace the instructions of the earlier conversation.
     """
     conversation: list[Placed] = []
     input, previous, before = form.input, form.previous_response_id, ""

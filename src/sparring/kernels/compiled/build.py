@@ -25,13 +25,13 @@ choices."""
 
 
 SOFTWARE_TILES = (*FLAGS, "-DSPARRING_SOFTWARE_TILES")
-"""Flags of a build whose AMX tiles are emulated by a processor with AVX512_BF16."""
+"""Flags of a build that emulates AMX tiles, on a processor with AVX512_BF16."""
 SOFTWARE_PAIRS = (*FLAGS, "-DSPARRING_SOFTWARE_PAIRS")
-"""Flags of a build whose products of bfloat16 pairs are emulated on any processor."""
+"""Flags of a build that emulates products of bfloat16 pairs, on any processor."""
 
 
 def build(flags: tuple[str, ...] = FLAGS) -> Path | None:
-    """Return the path of the compiled library; build it if it is not cached. None without a C++ compiler.
+    """Return the path of the compiled library, built if it is not cached; None without a C++ compiler.
 
     Raises:
         RuntimeError: the compiler failed; its last lines are in the message.

@@ -1,4 +1,4 @@
-"""C structures of generation steps, twins of structures in decoder.cpp and adapters.h.
+"""C structures of generation steps in ctypes; they mirror the structs in decoder.cpp and adapters.h.
 
 Shapes: L layers, D width, H query heads, G key/value heads, d head size, I width of the MLP, E experts, k experts per
 row, V vocabulary, B sequences, N new rows.
@@ -25,7 +25,7 @@ SLOT_COLUMNS = (
 
 
 class AttentionPlan(Structure):
-    """An `AttentionForm`, without sinks, which no model of the family has."""
+    """An `AttentionForm` as a C structure. Sinks have no field: no model of the Llama family has them."""
 
     _fields_ = [("scale", c_float), ("cap", c_float), ("window", c_int64), ("sinks", c_void_p)]
 
@@ -37,7 +37,7 @@ class AttentionPlan(Structure):
 
 class LayerPlan(Structure):
     """One decoder layer; q_norm and k_norm may be null. A layer with one MLP has a `router` without outputs. In a
-    mixture, `router` is [E, D], gate_up and down belong to the first of E experts, and a row uses `chosen` experts."""
+    mixture, `router` is [E, D], gate_up and down point to the first of E experts, and a row uses `chosen` experts."""
 
     _fields_ = [
         *((name, Weight) for name in ("qkv", "o", "gate_up", "down", "router")),
@@ -50,8 +50,8 @@ class LayerPlan(Structure):
 
 
 class DeltaPlan(Structure):
-    """Term of an adapter in a product: scale * B (A x); absent if `b` has no outputs. For experts, the term of the
-    first expert."""
+    """Term that an adapter adds to a product: scale * B (A x); absent if `b` has no outputs. For experts, the term of
+    the first expert."""
 
     _fields_ = [("a", Weight), ("b", Weight), ("scale", c_float)]
 
@@ -72,8 +72,8 @@ class DecoderPlan(Structure):
 
 class StepPlan(Structure):
     """New rows of B sequences. For each sequence that samples, `sampled` and `logprobs` receive `counts` tokens, at
-    most `steps`; `kept` receives the masks of their kept sets (see `truncation.py`) and `top_ids` the
-    most likely tokens; either may be null. `deltas` [adapter][L][4] are the terms of qkv, o, gate_up and down; null
+    most `steps`; `kept` receives the masks of their kept sets (see `truncation.py`) and `top_ids` the most likely
+    tokens; `kept` and `top_ids` may be null. `deltas` [adapter][L][4] are the terms of qkv, o, gate_up and down; null
     without adapters."""
 
     _fields_ = [

@@ -94,7 +94,7 @@ class Library:
 
 
 class Weight(Structure):
-    """Packed weight [M, K] with its float32 bias or null; or the first of several, contiguous in memory."""
+    """Packed weight [M, K] with its float32 bias or null; or the first of several in one block of memory."""
 
     _fields_ = [("panels", c_void_p), ("layout", c_int64), ("M", c_int64), ("K", c_int64), ("bias", c_void_p)]
 

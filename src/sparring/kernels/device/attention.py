@@ -1,4 +1,4 @@
-"""Causal attention on a GPU over packed rows and over pages, forward and backward, in Triton, in one order of
+"""Causal attention on a GPU over packed rows and over pages, forward and backward, in Triton, with a fixed order of
 additions.
 
 One forward program serves both: packed rows are pages of one position, and a table maps position p of a sequence to its
@@ -64,7 +64,7 @@ def _tile(
     first, count, length, tile, g, H,
     GROUP: tl.constexpr, PADDED: tl.constexpr, POSITIONS: tl.constexpr,
 ):  # fmt: skip
-    """Return, for each row of a query tile, its index among the N * H, its head and position, and whether it exists."""
+    """Return for each row of a query tile its index among N * H queries, head, position, and whether it exists."""
     i = tl.arange(0, PADDED * POSITIONS)
     nth = tile * POSITIONS + i // PADDED
     member = i % PADDED

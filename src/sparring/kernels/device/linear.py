@@ -48,7 +48,7 @@ def _product(
     K: tl.constexpr, LENGTH: tl.constexpr, PARTS: tl.constexpr, BIASED: tl.constexpr, WIDE: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
 ):  # fmt: skip
-    """Compute PARTS parts of LENGTH inputs each for one tile: y[N, M], or y[S, N, M] with one of S parts a program."""
+    """Compute PARTS parts of LENGTH inputs each for one tile: y[N, M], or y[S, N, M] with one part per program."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     part = tl.program_id(2)

@@ -57,7 +57,7 @@ class DevicePath(TorchOperations):
         self._last: tuple[weakref.ref[torch.Tensor], torch.Tensor | None, _Plan] | None = None
 
     def pack(self, weights: Sequence[torch.Tensor], storage: torch.Tensor | None) -> torch.Tensor:
-        """Copy weights[M_i, K], joined, to `storage`. CUDA graphs keep reading it, so an update writes it in place."""
+        """Copy weights[M_i, K], joined, to `storage`. CUDA graphs keep its address, so an update writes in place."""
         parts = [weight.detach() for weight in weights]
         return torch.cat(parts) if storage is None else torch.cat(parts, out=storage)
 
@@ -201,7 +201,7 @@ class DevicePath(TorchOperations):
 
 
 def _sum_positions(by_path: torch.Tensor, paths: list[torch.Tensor], rows: int) -> torch.Tensor:
-    """Sum by_path [sum of lengths, G, d], positions of all sequences, at each row, in the order of the sequences."""
+    """Sum by_path [sum of lengths, G, d] at equal rows; paths[b] has the rows of sequence b's positions, in order."""
     total = by_path.new_zeros(rows, *by_path.shape[1:])
     for path, part in zip(paths, by_path.split([len(path) for path in paths]), strict=True):
         total[path] += part  # a sequence contains each row once

@@ -33,7 +33,7 @@ def _add_norm(
 def add_rms_norm(
     x: torch.Tensor, y: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x + y (x itself without y) and its norm times weight[D]; x, y[N, D] contiguous."""
+    """Return x + y (x itself if y is None) and its norm times weight[D]; x, y[N, D] contiguous."""
     out = torch.empty_like(x)
     total = x if y is None else torch.empty_like(x)
     block = triton.next_power_of_2(x.shape[1])

@@ -44,7 +44,7 @@ def _norm_backward(
 def rms_norm_backward(
     x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, eps: float, grad_total: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the gradients of x[N, D], plus `grad_total` if given, and of weight[D] from that of the norm [N, D]."""
+    """Return the gradients of x[N, D], plus `grad_total` if given, and of weight[D] from the norm's gradient [N, D]."""
     x, grad = x.contiguous(), grad.contiguous()
     rows, width = x.shape
     dx, blocks = torch.empty_like(x), -(-rows // ROWS)
@@ -113,7 +113,7 @@ def _split_heads_backward(
 def split_heads_backward(
     qkv: torch.Tensor, angles: Angles, norms: Norms | None, grads: Heads
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Return the gradients of qkv[N, (H + 2 G) d] and of the norms' weights [d] from those of q[N, H, d], k, v[N, G,
+    """Return the gradients of qkv[N, (H + 2 G) d] and of the norms' weights [d] from `grads`, of q[N, H, d], k, v[N, G,
     d]."""
     dq, dk, dv = (grad.contiguous() for grad in grads)
     (tokens, heads, size), kv_heads = dq.shape, dk.shape[1]
@@ -149,7 +149,7 @@ def _swiglu_backward(gate_up, grad, out, width, stride, BLOCK: tl.constexpr):
 
 
 def swiglu_backward(gate_up: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-    """Return the gradient of gate_up[N, 2 I], its last dimension contiguous, from that of silu(gate) * up [N, I]."""
+    """Return the gradient of gate_up[N, 2 I], its last dimension contiguous, from `grad`, of silu(gate) * up [N, I]."""
     rows, width = grad.shape
     out = torch.empty(rows, 2 * width, dtype=gate_up.dtype, device=gate_up.device)
     if rows:

@@ -13,7 +13,7 @@ import torch
 from sparring.kernels.truncation import KeptRows
 
 LANE = 1024
-"""Elements within which cumulative sums are taken before they are combined."""
+"""Elements of a block: cumulative sums are computed within blocks, then combined."""
 
 
 def running_sum(x: torch.Tensor) -> torch.Tensor:
@@ -52,8 +52,8 @@ def keep(
 
 
 def kept_of(kept: KeptRows | None, shape: torch.Size) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return the tokens that each row of logits [N, V] is limited to (all for a row without limits), and the rows [N]
-    whose ids do not ascend within the vocabulary."""
+    """Return a mask [N, V] of the tokens that each row is limited to (all for a row without limits), and a mask [N] of
+    rows whose ids do not ascend within the vocabulary; None if `kept` is None."""
     if kept is None:
         return None
     offsets, ids = kept[0], kept[1].to(torch.int64)

@@ -24,7 +24,7 @@ _SUMS = ["maxima", "sums", "shifts"]
 
 
 def _compiled_once(*names: str) -> dict[str, list[str]]:
-    """Settings under which Triton compiles no second program for an aligned address or a round number."""
+    """Return settings with which Triton compiles no second program for an aligned address or a round number."""
     return {"do_not_specialize": [*_ROWS, *names], "do_not_specialize_on_alignment": [*_ROWS, *names]}
 
 
@@ -151,7 +151,7 @@ def _gradient(
     logits, temperature, targets, maxima, log_sums, entropies, grad_logprob, grad_entropy, out, V,
     ENTROPY: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of the logits, which `out` may overwrite."""
+    """Compute the gradient of the logits into `out`, which may be the logits' own memory."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * PART + tl.arange(0, PART)
     heat = tl.load(temperature + row)
@@ -207,8 +207,8 @@ def draw(
     The uniform number is (top 24 bits + 0.5) / 2^24 of Philox's first word for the row's seed and position.
 
     Returns:
-        tokens [N] int64, log-probabilities [N] float32, and, if `truncating`, a pair: truncated rows [N], and the
-            tokens that each row may give [N, V].
+        tokens [N] int64, log-probabilities [N] float32, and, if `truncating`, a pair: mask of truncated rows [N], and
+            mask of the tokens that each row may draw [N, V].
     """
     temperature, top_k, top_p, min_p, seeds, positions, limited = requests
     (rows, width), kept = logits.shape, None
@@ -230,7 +230,7 @@ def draw(
 def logits_gradient(
     saved: SavedLogprobs, grad_logprob: torch.Tensor, grad_entropy: torch.Tensor | None, *, spent: bool
 ) -> torch.Tensor:
-    """Return the gradient of logits [N, V] from those of logprob and entropy [N], in place if the logits are
+    """Return the gradient of logits [N, V] from the gradients of logprob and entropy [N], in place if the logits are
     `spent`."""
     logits, targets, temperature, entropy, maximum, log_sum = saved
     logits, (rows, width) = logits.contiguous(), logits.shape

@@ -336,7 +336,7 @@ def _statistics(logits: torch.Tensor, temperature: torch.Tensor) -> tuple[torch.
 
 
 def _limits(kept: KeptRows) -> Iterator[tuple[int, torch.Tensor | None]]:
-    """Yield each row with the ids that it is limited to, or None."""
+    """Yield the index of each row, and the ids that it is limited to; None for a row without limits."""
     offsets, ids = kept[0].tolist(), kept[1].to(torch.int64)
     for n, (begin, end) in enumerate(pairwise(offsets)):
         yield n, ids[begin:end] if end > begin else None

@@ -23,8 +23,8 @@ FORM = 3
 
 
 def gguf_file(path: Path) -> Path | None:
-    """Return the GGUF file at `path`: the file itself, or the only one of a folder without config.json. None without
-    one. Raises BadInput if the folder holds several files, or a part of a model."""
+    """Return the GGUF file at `path`: the file itself, or the only one of a folder without config.json. None if there
+    is none. Raises BadInput if the folder holds several files, or a part of a model."""
     files = [path] if path.suffix.lower() == SUFFIX and path.is_file() else []
     if path.is_dir() and not (path / "config.json").is_file():
         files = sorted(file for file in path.iterdir() if file.suffix.lower() == SUFFIX and file.is_file())
@@ -64,8 +64,8 @@ def write(file: Path, folder: Path, seen: os.stat_result | None = None) -> None:
     """Convert a GGUF file into `folder`. The folder appears complete or not at all, even with concurrent writers.
 
     Raises:
-        BadInput: as `convert`; or size or time of the file are no longer those in `seen` (None: those at the call), the
-            package `gguf` is not installed, or the disk cannot be written.
+        BadInput: as `convert`; or the file's size or time changed since `seen` (None: since the call), the package
+            `gguf` is not installed, or the disk cannot be written.
     """
     seen = seen or file.stat()
     if find_spec("gguf") is None:

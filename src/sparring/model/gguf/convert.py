@@ -2,7 +2,7 @@
 and end ids.
 
 transformers (`modeling_gguf_pytorch_utils`) maps settings, names and layouts; the `gguf` package dequantises the
-blocks. Both are slower than reading a folder, so the result is cached: see `place.converted`.
+blocks. Both are slower than reading a folder, so the result is cached: see `cache.converted`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ from sparring.model.load import refuse_incomplete
 from sparring.model.save import share
 
 CAUSAL = ("llama", "qwen2", "qwen3", "gemma3")
-"""Architectures (`general.architecture`) that are read: those for which the converted weights are compared with the
-library's own."""
+"""Supported architectures (`general.architecture`): tests compare their converted weights with transformers' own."""
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 
 
@@ -109,7 +108,7 @@ def _config(reader: gguf.GGUFReader, fields: Mapping[str, Any], where: str) -> A
 
 
 def _settings(reader: gguf.GGUFReader) -> bytes:
-    """Return the head of a file without vocabulary and weights, which the library takes seconds to walk through."""
+    """Return the head of a file without vocabulary and weights, which transformers needs seconds to read."""
     lists = {name for name, field in reader.fields.items() if name.startswith("tokenizer.") and len(field.types) > 1}
     kept = [field for name, field in reader.fields.items() if name not in lists and not name.startswith("GGUF.")]
     head = struct.pack("<4sIQQ", b"GGUF", 3, 0, len(kept))

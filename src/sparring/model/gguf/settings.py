@@ -33,7 +33,7 @@ layers of Gemma 3."""
 FREQUENCIES = "rope_freqs.weight"
 """Tensor with a divisor for each rotary frequency: the position scaling of converted Llama 3 models."""
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""Constants of that scaling (Llama 3.1 model card and code, 2024)."""
+"""Constants of Llama 3's position scaling (Llama 3.1 model card and code, 2024)."""
 DO = "take the model's Hugging Face folder"
 
 
@@ -130,8 +130,8 @@ def _llama3(divisors: np.ndarray, config: Mapping[str, Any], where: str) -> dict
 
 
 def _gemma3(config: dict[str, Any], own: dict[str, Any], where: str) -> None:
-    """Refuse other sliding layers than the library makes, and set the scale of attention: by the width in the largest
-    model, which has 62 layers, by the head size in all others (llama.cpp, `llama_model_gemma3`)."""
+    """Refuse sliding-window layers that transformers would not make, and set the scale of attention: by the width in
+    the largest model, which has 62 layers, by the head size in all others (llama.cpp, `llama_model_gemma3`)."""
     layers = config["num_hidden_layers"]
     sliding = [bool((layer + 1) % 6) for layer in range(layers)]
     for key, known in (("attention.sliding_window_pattern", (6, sliding)), ("rope.freq_base_swa", (THETA,))):

@@ -1,8 +1,8 @@
 """Conversion of a GGUF file's tokenizer to the files of a checkpoint folder.
 
-transformers builds the tokenizer from the file's head: vocabulary, merges, added tokens, and the pre-tokenizer if it
-knows its name. For an unknown name it silently splits text as GPT-2 does; such a name is handled here or refused, since
-the model would read other ids than it was trained on.
+transformers builds the tokenizer from the file's head: vocabulary, merges, added tokens, and a pre-tokenizer whose name
+transformers knows. For any other name it silently splits text as GPT-2 does; such a name is handled here or refused,
+since the model would read other ids than it was trained on.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ WHOLE_WORDS = (
     *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral"),
     *("midm-2.0", "lfm2", "jina-v5-nano", "tekken"),
 )
-"""Names of pre-tokenizers whose vocabulary takes a word that it has whole, whatever the merges say, and which begin a
-text with bos unless the file says otherwise (same source)."""
+"""Names of pre-tokenizers that keep a word of the vocabulary whole, whatever the merges say, and that begin a text with
+bos unless the file disables it (same source)."""
 ENDS = ("eos", "eot", "eom")
 """Tokens that end a reply (`tokenizer.ggml.*_token_id`)."""
 NAMED = ("bos", *ENDS, "unknown", "padding")
 CONTROL, USER_DEFINED = 3, 4
-"""Types of tokens (`tokenizer.ggml.token_type`) that text is never split inside; CONTROL tokens are special."""
+"""Types of tokens (`tokenizer.ggml.token_type`) whose text is never split; CONTROL tokens are special."""
 NEEDED = {"gpt2": ("tokenizer.ggml.pre", "tokenizer.ggml.merges"), "llama": ("tokenizer.ggml.scores",)}
-"""Fields without which transformers and llama.cpp split texts differently, or not at all, by `tokenizer.ggml.model`."""
+"""Required fields by `tokenizer.ggml.model`: without them transformers and llama.cpp differ in splits, or fail."""
 DO = "put the model's tokenizer.json beside the file"
 
 
 def check_tokenizer(file: Path, fields: Mapping[str, Any], rows: int | None, other: Path | None) -> None:
-    """Refuse, with BadInput, a file without a tokenizer in its head or next to it (`other`, a tokenizer.json that
-    replaces the file's), or with one that does not fit a model of `rows` rows of embedding."""
+    """Refuse (`BadInput`) a file without a tokenizer, in its head or as `other` (a tokenizer.json that replaces the
+    file's), or whose tokenizer does not fit an embedding of `rows` rows."""
     tokens = fields.get("tokenizer.ggml.tokens")
     if tokens is None:
         if other is None:
@@ -74,7 +74,7 @@ def check_tokenizer(file: Path, fields: Mapping[str, Any], rows: int | None, oth
 
 def write_tokenizer(file: Path, fields: Mapping[str, Any], other: Path | None, out: Path, kind: str) -> None:
     """Write tokenizer.json, tokenizer_config.json, the chat template and generation_config.json of a GGUF file into
-    `out`. The tokenizer.json `other` takes the place of the file's tokenizer; `kind` is the library's `model_type`.
+    `out`. The tokenizer.json `other` takes the place of the file's tokenizer; `kind` is transformers' `model_type`.
     Raises BadInput if the file's tokenizer or its pre-tokenizer is unknown."""
     if "tokenizer.ggml.tokens" in fields:
         with boundary(BadInput, str(file), "a tokenizer that the library reads", "put its tokenizer.json beside it"):
@@ -94,8 +94,8 @@ def write_tokenizer(file: Path, fields: Mapping[str, Any], other: Path | None, o
 
 
 def _library_s(file: Path, kind: str) -> Any:
-    """Return the library's tokenizer of a file. If the kind of model has no tokenizer class of its own, the generic
-    class is called directly. The library would first read all settings of the file, which takes seconds."""
+    """Return transformers' tokenizer of a file. If the kind of model has no tokenizer class of its own, the generic
+    class is called directly, because transformers would first read all settings of the file, which takes seconds."""
     if kind in TOKENIZER_MAPPING_NAMES:
         return AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, tokenizer_type=kind)
     return TokenizersBackend.from_pretrained(file.parent, gguf_file=file.name)
@@ -154,7 +154,7 @@ def _added(file: Path, fields: Mapping[str, Any], where: str) -> None:
 
 
 def _prefix(file: Path, fields: Mapping[str, Any]) -> None:
-    """Remove the blank that transformers puts before a text from a SentencePiece tokenizer whose file sets none."""
+    """Remove the blank that transformers puts before a text, if a SentencePiece file disables it."""
     if fields.get("tokenizer.ggml.model") != "llama" or fields.get("tokenizer.ggml.add_space_prefix", True):
         return
     written = json.loads(file.read_text(encoding="utf-8"))

@@ -15,8 +15,8 @@ from sparring.model.steps.rows import Slots
 def step_of(
     model: CausalModel, pages: ops.KvPages, slots: Slots, states: RecurrentStates | None = None
 ) -> DecoderStep | DeviceStep | OperationStep:
-    """Choose the implementation: one compiled call for the Llama family on the compiled kernels, CUDA graphs for it on
-    a GPU, otherwise operation by operation."""
+    """Choose the implementation: one compiled call for the Llama family on the compiled kernels, CUDA graphs for that
+    family on a GPU, otherwise operation by operation."""
     operations = OperationStep(model, pages, slots, states)
     if model.decoder is None or not isinstance(model.head, RowLinear):
         return operations

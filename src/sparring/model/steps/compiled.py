@@ -109,8 +109,8 @@ class DecoderStep:
         self._tensors = tensors
 
     def _check(self) -> None:
-        """Check the shapes of norm weights, since C would read past their end. Raises BadInput if one does not fit its
-        rows."""
+        """Check the shapes of norm weights, since C would read past their end. Raises BadInput if a weight does not fit
+        its rows."""
         width, dtype = self._decoder.embedding.weight.shape[1], self._pages.dtype
         first = self._decoder.layers[0]
         heads = [norm for layer in self._decoder.layers for norm in (layer.q_norm, layer.k_norm)]

@@ -30,7 +30,7 @@ as the bits of a float64, and the number of the n rows that are sequences."""
 
 
 class DecodeGraph:
-    """Decode step of up to n sequences over fixed tensors, all with the adapter of this number, -1 for none.
+    """Decode step of up to n sequences over fixed tensors. All have the adapter `number`, or none for -1.
 
     Attributes:
         state: [5, n] int64, input; advanced to the next step.
@@ -85,9 +85,9 @@ class DecodeGraph:
 
 
 class DeviceStep:
-    """Steps of a `LlamaDecoder` on a GPU. A step that reads prompts is two calls: the graph of the replies that it can
-    compute, then `others`, operation by operation, for the remaining rows (prompts; truncated, limited or biased
-    sampling; most likely tokens; adapters but one). Both give the same numbers to the bit."""
+    """Steps of a `LlamaDecoder` on a GPU. One graph computes plain replies of the most frequent adapter, or of none;
+    `others` computes all other rows, operation by operation (prompts; truncated, limited or biased sampling; most
+    likely tokens; other adapters). Both give the same numbers to the bit."""
 
     most_steps = 16
 
@@ -106,7 +106,7 @@ class DeviceStep:
         self._pointers: list[int] = []
 
     def __call__(self, rows: StepRows) -> SampledTokens:
-        """Compute the rows, up to `rows.steps` steps; one step if some have no graph."""
+        """Compute the rows, up to `rows.steps` steps; one step if some rows have no graph."""
         replies = self._replies(rows)
         if replies.all():
             return self._replay(rows)
@@ -132,7 +132,7 @@ class DeviceStep:
         return SampledTokens(tokens[:, :count].tolist(), logprobs[:, :count].tolist(), None, None)
 
     def _replies(self, rows: StepRows) -> np.ndarray:
-        """Return which sequences [B] one graph can compute: of the most frequent adapter, or of none."""
+        """Return a mask [B] of sequences that one graph can compute: plain replies of the most frequent adapter."""
         own, slots = self._slots, np.frombuffer(rows.slots, np.int32)
         one, samples, entered = np.diff(rows.cu_rows) == 1, np.asarray(rows.samples), np.asarray(rows.entered)
         plain: np.ndarray = one & (samples == 1) & (entered == 0)

@@ -117,7 +117,7 @@ class Slots(NamedTuple):
 
 
 class StepRows(NamedTuple):
-    """New rows of one step, as `ops.PagedRows`, by slot. Plain arrays are the fastest to fill.
+    """New rows (N) of a step's B sequences, as `ops.PagedRows`, in arrays, fastest to fill ("i", "q", "B": typecodes).
 
     Attributes:
         slots: "i" [B].
@@ -125,7 +125,7 @@ class StepRows(NamedTuple):
         lengths: "i" [B], including the new rows.
         tokens: "q" [N].
         samples: "B" [B], 1 if the last row samples the next token.
-        entered: "B" [B], 1 if the sequence is new in its slot: it may read keys that another one writes in this call.
+        entered: "B" [B], 1 if the sequence is new in its slot: it may read keys that others write in this call.
         steps: maximum number of steps to run; above 1 only if sequences are independent, all sample, and have pages for
             these steps. All sequences stop early if one samples a stop token or another thread sets
             interrupt[0].
@@ -143,7 +143,7 @@ class StepRows(NamedTuple):
 
     @property
     def independent(self) -> bool:
-        """True if every sequence has one row and none reads keys that another one writes in this call."""
+        """True if every sequence has one row and none reads keys that another sequence writes in this call."""
         return len(self.tokens) == len(self.slots) and 1 not in self.entered
 
     def part(self, chosen: np.ndarray) -> StepRows:
@@ -177,8 +177,8 @@ class SampledTokens(NamedTuple):
     tops: list[list[Top]] | None
 
     def interleaved(self, others: SampledTokens, ours: np.ndarray) -> SampledTokens:
-        """Return these and the tokens of `others` in one list, where ours[M] tells whose a sequence is. Both have one
-        step; nothing of these was truncated, and they have no most likely tokens."""
+        """Merge these tokens with those of `others`; ours[M] is True where a sequence is one of `self`. Both have one
+        step. `self` has no truncated draws and no most likely tokens."""
 
         def joined(one: list[Any], other: list[Any]) -> list[Any]:
             parts = iter(other), iter(one)

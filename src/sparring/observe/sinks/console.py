@@ -30,7 +30,7 @@ class ConsoleSink:
         self._print(f"{stage}: {total_steps} steps" if total_steps else stage)
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
-        """Print a step's line if it is due. Other stages that run meanwhile report by events."""
+        """Print a step's line if it is due. Steps of a stage other than the latest are ignored."""
         if stage != self._stage:
             return
         self._pace.advance(step)

@@ -37,7 +37,7 @@ class JsonlSink:
                     self._file.write(b"\n")
 
     def start(self, stage: str, total_steps: int, at_once: int = 1) -> None:
-        """Write a line."""
+        """Write a line with the stage's number of steps."""
         self._write({"stage": stage, "total_steps": total_steps})
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:

@@ -45,7 +45,7 @@ class Sink(Protocol):
 
 
 class Fanout:
-    """Sink that forwards to several sinks in order, and tells `record` of each event before. Implements `Sink`."""
+    """Sink that forwards to several sinks in order; `record` is called with each event first. Implements `Sink`."""
 
     def __init__(self, sinks: Sequence[Sink], record: Callable[..., None] = lambda *event: None) -> None:
         self._sinks, self._record = tuple(sinks), record

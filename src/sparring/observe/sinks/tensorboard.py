@@ -63,7 +63,7 @@ _HEADS = ("rollout", "task", "conversation", "reward", "outcome")
 
 def _table(rows: Sequence[tuple[str, ...]]) -> dict[str, object]:
     """Return the fields of a text tensor, strings [rows, columns], which TensorBoard's text plugin draws as a table.
-    The first row has the heads. The plugin reads cells as Markdown, so each below is a code block."""
+    The first row has the column heads. The plugin reads cells as Markdown, so all other cells are code blocks."""
     cells = [*rows[0], *(_as_code(text) for row in rows[1:] for text in row)]
     shape = {"dim": [{"size": len(rows)}, {"size": len(rows[0])}]}
     return {"dtype": _STRINGS, "tensor_shape": shape, "string_val": [cell.encode() for cell in cells]}

@@ -12,8 +12,8 @@ from sparring.observe.sinks.sink import SampleRow
 
 
 class WandbSink:
-    """Sink that logs `<stage>/<name>` to one wandb run. A resumed run continues it by the id in the run's folder.
-    Implements `Sink`.
+    """Sink that logs `<stage>/<name>` to one wandb run. A resumed run continues its wandb run, whose id is in the run's
+    folder. Implements `Sink`.
 
     Args:
         folder: folder of the run, also for wandb's files.

@@ -1,1 +1,1 @@
-"""Sections of a recipe that belong to no single part, a module per family of stages."""
+"""Sections of a recipe that belong to no single part, one module for each family of stages."""

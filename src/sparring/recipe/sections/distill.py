@@ -45,8 +45,8 @@ class DistillConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     over: Literal["token", "top_k", "vocabulary"] = "token"
     """Quantity compared at each sampled token. token: the log-probabilities of that token; top_k: the teacher's `top_k`
-    likeliest tokens, with all others as one; vocabulary: the whole distributions, with the teachers computed in the
-    trainer."""
+    likeliest tokens, with all other tokens as one outcome; vocabulary: the whole distributions, with the teachers
+    computed in the trainer."""
 
     divergence: Literal["reverse", "forward", "jensen_shannon"] = "reverse"
     """Divergence. reverse: KL(student || teacher); forward: KL(teacher || student); jensen_shannon: with `beta` (GKD,

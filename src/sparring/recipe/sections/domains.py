@@ -17,17 +17,17 @@ class DomainConfig(EnvConfig, frozen=True, kw_only=True, forbid_unknown_fields=T
     after failures and filters, not of those started."""
 
     reward_scale: float = 1.0
-    """Factor of its rewards in training; evaluations report them unscaled."""
+    """Factor of the environment's rewards in training; evaluations report unscaled rewards."""
 
     places: int | None = None
-    """Maximum number of its concurrent rollouts, within `rollout.max_concurrent_rollouts`; None: no limit of its
-    own."""
+    """Maximum number of the environment's concurrent rollouts, within `rollout.max_concurrent_rollouts`; None: no limit
+    of its own."""
 
     harness: str = ""
-    """Harness of its rollouts; empty: `rollout.harness`."""
+    """Harness of the environment's rollouts; empty: `rollout.harness`."""
 
     pools: DifficultyPools | None = None
-    """Pools of its tasks; None: `[rl] pools`."""
+    """Pools of the environment's tasks; None: `[rl] pools`."""
 
     def __post_init__(self) -> None:
         EnvConfig.__post_init__(self)

@@ -9,8 +9,8 @@ from sparring.recipe.sections.overrides import TrainOverrides
 
 
 class CollectConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[collect]`: collection of a teacher's traces on the environment's training tasks for the sft stage, sampled as
-    `[rollout]` says."""
+    """`[collect]`: collection of a teacher's traces on the environment's training tasks for the sft stage, with the
+    sampling of `[rollout]`."""
 
     model: str = "teacher"
     """Teacher: a name of `[models]`."""

@@ -22,7 +22,7 @@ class PreferenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     or messages, completion, label}."""
 
     held_out: int = 0
-    """Minimum number of rows, by whole prompts, that are kept for evaluation at the end; 0: none."""
+    """Minimum number of rows kept for evaluation at the end; all rows of a prompt stay together. 0: none."""
 
     loss: PreferenceLoss = Dpo()
     """Loss, by `name`."""
@@ -102,7 +102,7 @@ class RewardModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     with `turns` of {messages, labels}."""
 
     held_out: int = 0
-    """Minimum number of rows, by whole prompts, that are kept for evaluation at the end; 0: none."""
+    """Minimum number of rows kept for evaluation at the end; all rows of a prompt stay together. 0: none."""
 
     loss: BradleyTerryConfig | StepsConfig | TurnsConfig = BradleyTerryConfig()
     """Loss of the reward model, by `name`."""
@@ -111,7 +111,7 @@ class RewardModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Number of optimiser steps."""
 
     rows_per_step: int = 64
-    """Number of pairs or solutions per step."""
+    """Number of rows of `data` per step."""
 
     train: TrainOverrides = {}
     """Keys of `[train]` that this stage replaces, such as `learning_rate`."""

@@ -18,8 +18,8 @@ class CriticConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     the policy's rollouts, in as many optimiser steps as the policy."""
 
     model: str = "policy"
-    """Initial weights: `policy`, the weights at the start of the stage; `reward_model`, those of this run's stage of
-    that name; or a name in `[models]`. An existing scalar head is kept; a new one starts at zero."""
+    """Initial weights: `policy`, the weights at the start of the stage; `reward_model`, the output of this run's stage
+    reward_model; or a name in `[models]`. An existing scalar head is kept; a new one starts at zero."""
 
     clip: float = 0.2
     """Maximum change of a value in an update, in units of reward; beyond it the value is not trained. 0: unlimited."""
@@ -74,15 +74,15 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Number of passes over a step's tokens before its weights are published."""
 
     pools: DifficultyPools | None = None
-    """Pools of tasks that the policy always or never solves, which may be skipped. None: every task comes."""
+    """Pools of tasks that the policy always or never solves, which may be skipped. None: no task is skipped."""
 
     preference: ComparingLoss | None = None
     """Online preference optimisation instead of `[algo]`: the best rollout of each group against its worst, with the
     weights at the start of the stage as the reference."""
 
     reward_model: str | None = None
-    """Reward model that scores rollouts in addition to the environment: `reward_model`, from this run's stage of that
-    name, or a name in `[models]`."""
+    """Reward model that scores rollouts in addition to the environment: `reward_model`, the output of this run's stage
+    reward_model, or a name in `[models]`."""
 
     reward_weight: float = 1.0
     """Factor of the reward model's rewards, which are added to the environment's."""
@@ -93,8 +93,8 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     the same way. turn and step give process rewards, for a credit rule that uses rewards of turns."""
 
     reward_separator: str = ""
-    """Text between two steps under `reward_by` = "step", with a reward model of `[models]`; empty: a line break. The
-    run's own reward model has it in `[reward_model] loss`."""
+    """Text between two steps under `reward_by` = "step", with a reward model of `[models]`; empty: a line break. For
+    the run's own reward model, `[reward_model] loss` has the text."""
 
     observations: float = 0.0
     """Weight of a cross-entropy loss on the tokens of tool answers (ECHO, arXiv 2605.24517); 0: none."""

@@ -25,7 +25,7 @@ _ID = 0x100000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """Text of a family's calls, as regular expressions.
+    """Text of the calls of one family of formats, as regular expressions.
 
     Attributes:
         head: text before the first argument; its group is the name of the tool.
@@ -95,8 +95,8 @@ LAYOUTS: Mapping[str, Layout] = {
     "hy3": _HUNYUAN,
     **dict.fromkeys(("laguna-m.1", "laguna-s-2.1", "laguna-xs-2.1", "laguna-xs.2"), _ARGUMENT),
 }
-"""Formats of the library whose arguments stand between tags. `deepseek-v4` is missing: it marks its texts as such, and
-the library parses it correctly."""
+"""Formats of the library whose arguments stand between tags. `deepseek-v4` is missing: its tags mark which values are
+text, and the library parses its calls correctly."""
 
 
 class TaggedCalls:
@@ -178,7 +178,7 @@ class TaggedCalls:
 
 
 def _readable(parameters: Mapping[str, Any]) -> Schema:
-    """Resolve a schema; one whose references lead nowhere says nothing of its values."""
+    """Resolve a schema; return a schema of all values if a reference cannot be resolved."""
     try:
         return schema_of(parameters)
     except BadInput:

@@ -1,6 +1,6 @@
 """Parsing of a value between tags by the JSON types that its schema allows.
 
-Between tags, text is written verbatim and everything else as JSON, so only the schema tells them apart.
+Between tags, text is written verbatim and other values as JSON, so only the schema tells text from JSON.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def value_of(written: str, schema: Any, root: Schema, words: Mapping[str, Any]) 
         words: literals of the format that are not JSON, with their values.
 
     Raises:
-        ValueError: the schema allows no text, and this is no JSON.
+        ValueError: the schema allows no text, and `written` is not JSON.
     """
     kinds = root.kinds(schema)
     if kinds == {"string"}:

@@ -1,4 +1,4 @@
-"""Values made up from a JSON schema, which fit it: to try how a format writes and parses calls, and for trials."""
+"""Sample values that fit a JSON schema, to try how a format writes and parses calls, and for scripted replies."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _FORMATTED = (
     *("2026-01-31", "10:20:30Z", "2026-01-31T10:20:30Z", "P1DT2H", "a@example.com", "example.com", "192.0.2.1"),
     *("2001:db8::1", "https://example.com/", "123e4567-e89b-42d3-a456-426614174000", "/a", "0"),
 )
-"""Texts of the formats that JSON Schema knows."""
+"""Texts in the formats of JSON Schema's `format` keyword."""
 
 _CHECKER = jsonschema.Draft202012Validator.FORMAT_CHECKER
 _NUMBERS = (-12, 2**53 + 1, 0, -1.5, 2e-7)
 _LIMITS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _WALKED = frozenset((*_LIMITS, "pattern", "minLength", "maxLength", "format", "allOf"))
-"""Keywords that limit a number, and all that limit a text or a number."""
+"""Keywords that limit a number (`_LIMITS`), and keywords that limit a text or a number (`_WALKED`)."""
 
 _OBJECT = {"list": [1, None, True], "empty": "", "é": {"a": "x y"}}
 _ORDER = ("string", "number", "integer", "boolean", "null", "array", "object")
@@ -44,11 +44,11 @@ _MOST = 8
 """Maximum number of values of a schema, not counting the object of required properties alone."""
 
 _FULL, _DEEPEST = 2, 12
-"""Depth from which objects have their required properties alone, and maximum depth of values."""
+"""Depth from which objects have only their required properties, and maximum depth of values."""
 
 _PLAIN = string.ascii_uppercase + string.digits
 _TRIES, _LONGEST = 20, 100
-"""Walks through a grammar for a value, and maximum number of bytes of each beyond the `minLength` of a text."""
+"""Number of random walks through a grammar, and maximum bytes of each beyond the `minLength` of a text."""
 
 
 def sample_arguments(parameters: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -63,7 +63,7 @@ def sample_arguments(parameters: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def value_of(schema: Any) -> Any:
-    """Return a value that fits a JSON schema: its default or an example, if it has any.
+    """Return a value that fits a JSON schema: the schema's default or example, if it has any.
 
     Raises:
         BadInput: the schema cannot be read, or no value of it is found.
@@ -90,7 +90,7 @@ class _Maker:
         """Return distinct values of a schema, the plainest first; empty if none is found."""
         key = json.dumps(schema), depth
         if key not in self._made:
-            self._made[key] = []  # a value inside of itself is none
+            self._made[key] = []  # a schema inside itself has no values there
             branches = [] if depth > _DEEPEST else self._root.branches(schema)
             fitting: list[Any] = []
             for value in _in_turns(self._of_branch(branch, depth) for branch in branches):
@@ -104,7 +104,7 @@ class _Maker:
         return validator.is_valid(value)
 
     def _of_branch(self, branch: Mapping[str, Any], depth: int) -> Iterator[Any]:
-        """Yield values to try of a schema without alternatives."""
+        """Yield candidate values of a schema without alternatives; some may not fit."""
         if "enum" in branch:
             return iter(branch["enum"])
         examples = branch.get("examples")
@@ -160,14 +160,14 @@ class _Maker:
 
 
 def _in_turns(several: Iterable[Iterable[Any]]) -> Iterator[Any]:
-    """Yield the first of each, then the second of each, and so on."""
+    """Yield the first item of each iterable, then the second item of each, and so on."""
     nothing = object()
     for values in itertools.zip_longest(*several, fillvalue=nothing):
         yield from (value for value in values if value is not nothing)
 
 
 def _scalars(kind: str, branch: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield values of a type to try, the plainest first, and last those that the schema's grammar makes."""
+    """Yield candidate values of a type, the plainest first; values from the schema's grammar come last."""
     if kind == "string":
         patterns = [part.get("pattern", "") for part in (branch, *branch.get("allOf", ()))]
         for word in ("text", *re.findall(r"\w+|[^\x00-\x7f]", " ".join(patterns))):
@@ -182,7 +182,7 @@ def _scalars(kind: str, branch: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _walks(kind: str, branch: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield values of a type, each written by a walk through the grammar of its limits that ends as soon as it can."""
+    """Yield values of a type, each from a random walk through the grammar of the limits, as short as possible."""
     kept = {key: branch[key] for key in _WALKED & branch.keys()}
     start = text_matcher({"type": kind, "x-guidance": {"lenient": True}, **kept})
     for seed in range(_TRIES if kept and not start.is_error() else 0):

@@ -1,5 +1,5 @@
-"""JSON schemas whose references, `allOf` and alternatives are resolved, for all who read values, write their grammars,
-or make some up."""
+"""JSON schemas with resolved references, `allOf` and alternatives, for parsing values, writing grammars of values, and
+making sample values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SINGLE = (
     *("items", "additionalItems", "unevaluatedItems", "contains", "additionalProperties", "unevaluatedProperties"),
     *("propertyNames", "not", "if", "then", "else", "contentSchema"),
 )
-"""Keywords whose values are schemas by name, lists of schemas, and single schemas."""
+"""Keywords whose values are schemas by name, lists of schemas, and single schemas, in this order."""
 
 _DROPPED = frozenset(
     "$schema $id id $anchor $dynamicAnchor $recursiveAnchor $vocabulary $comment $defs definitions".split()
@@ -31,17 +31,17 @@ _COMBINING = frozenset(("$ref", "allOf", "anyOf", "oneOf"))
 _LEAST = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties", "minContains")
 _MOST = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties", "maxContains")
 NOTES = frozenset("title description default example examples deprecated readOnly writeOnly format nullable".split())
-"""Keywords that limit no value, or whose limits a reader of text may ignore."""
+"""Keywords that limit no value, or whose limits may be ignored when text is parsed."""
 
 _APART = frozenset((*_SINGLE, *"oneOf prefixItems dependentSchemas dependentRequired dependencies".split()))
 _APART |= {"pattern", "multipleOf", "uniqueItems"}
-"""Keywords of which two cannot become one."""
+"""Keywords whose different values are not merged: the merged schema keeps them apart in `allOf`."""
 
 FORMATS = frozenset("date time date-time duration email hostname ipv4 ipv6 uri uuid unknown".split())
-"""Formats that `llguidance` knows. It refuses others, which JSON Schema has ignored."""
+"""Formats that `llguidance` knows. The library refuses other formats, although JSON Schema allows them."""
 
 MOST_BRANCHES = 256
-"""Maximum number of alternatives of a schema that are told apart."""
+"""Maximum number of alternatives of a schema."""
 
 
 def each_inner(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
@@ -58,11 +58,11 @@ def each_inner(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[
 
 
 class Schema:
-    """A JSON schema of which all references lead into `definitions`. `schema_of` makes it.
+    """JSON schema with all its references inside `definitions`, made by `schema_of`.
 
     Attributes:
         top: schema itself, without definitions.
-        definitions: schemas by the name with which a `$ref` ends.
+        definitions: schemas by name, which is the end of a `$ref`.
     """
 
     def __init__(self, root: Any) -> None:
@@ -74,18 +74,18 @@ class Schema:
         self._of_definition: dict[str, list[dict[str, Any]] | None] = {}
 
     def alone(self, schema: Any) -> Any:
-        """Return a schema of this one that can be read without it."""
+        """Return a part of this schema together with the definitions that its references need."""
         if not isinstance(schema, Mapping) or not self.definitions:
             return schema
         return {**schema, "$defs": {**self.definitions, **schema.get("$defs", {})}}
 
     def branches(self, schema: Any) -> list[dict[str, Any]]:
-        """Return the alternatives of a schema, which allow together what it allows: schemas without `$ref`, `anyOf` and
-        `oneOf`. Schemas that have to hold together are merged; what cannot be merged stays, as `allOf`. A `oneOf` whose
-        alternatives may overlap stays too.
+        """Return the alternatives of a schema, which together allow the same values: schemas without `$ref`, `anyOf`
+        and `oneOf`. Schemas that have to hold together are merged; what cannot be merged stays, as `allOf`. A `oneOf`
+        whose alternatives may overlap stays too.
 
         Raises:
-            BadInput: there are more than `MOST_BRANCHES`.
+            BadInput: there are more than `MOST_BRANCHES` alternatives.
         """
         if not isinstance(schema, Mapping):
             return [] if schema is False else [{}]
@@ -107,7 +107,7 @@ class Schema:
         return [branch for branch in merged if _is_possible(branch)]
 
     def kinds(self, schema: Any) -> frozenset[str]:
-        """Return the JSON types that a schema allows: `number` includes `integer`; all types if it names none,
+        """Return the JSON types that a schema allows: `number` includes `integer`; all types if the schema names none,
         contradicts itself, or has too many alternatives."""
         return frozenset[str]().union(*map(kinds_of_branch, self._told(schema))) or KINDS
 
@@ -117,7 +117,7 @@ class Schema:
         return found[0] if len(found) == 1 else {"anyOf": found} if found else True
 
     def _told(self, schema: Any) -> list[dict[str, Any]]:
-        """Return the alternatives of a schema; one that allows all where there are too many."""
+        """Return the alternatives of a schema; if there are too many, return one that allows every value."""
         try:
             return self.branches(schema)
         except (BadInput, RecursionError):
@@ -193,7 +193,7 @@ def _byte_tokens() -> Any:
 
 
 def text_matcher(schema: Mapping[str, Any]) -> Any:
-    """Return a matcher of the texts of a schema as JSON, over bytes."""
+    """Return a `llguidance` matcher, over bytes, of a schema's values as JSON text."""
     llguidance, tokens = _byte_tokens()
     grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
     return llguidance.LLMatcher(tokens, grammar, log_level=0)
@@ -273,7 +273,7 @@ def _common(some: Sequence[Any], others: Sequence[Any]) -> list[Any]:
 
 
 def _listed(branches: Sequence[Mapping[str, Any]]) -> list[Any] | None:
-    """Return all values of alternatives; None if one does not list them, or there is none, as in a schema of itself."""
+    """Return the `enum` values of all alternatives; None if there is no alternative, or one has no `enum`."""
     listed = [branch.get("enum") for branch in branches]
     return [value for values in listed for value in values or ()] if listed and None not in listed else None
 
@@ -284,7 +284,7 @@ def _lacks(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _all_of(*schemas: Any) -> Any:
-    """Return a schema of the values that fit all of several."""
+    """Return a schema of the values that fit all the given schemas."""
     told = [each for at, each in enumerate(schemas) if each is not True and each not in schemas[:at]]
     return {"allOf": told} if len(told) > 1 else told[0] if told else True
 

@@ -1,6 +1,6 @@
 """Text that a format writes around the calls of a reply: derived from rendered calls, and proved by parsing it back.
 
-`WRITINGS` holds what rendered calls do not show. A format without an entry writes JSON, or fails the proof.
+`WRITINGS` has the traits that rendered calls do not show. A format without an entry must write JSON, or is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sparring.render.tokenizer import FileTokenizer
 from sparring.types import Message, ToolCall, ToolSpec
 
 NAME, NUMBER = "sparring_mark_7f3a", "sparring_number_7f3a"
-"""Placeholders for the name of a call and for its number in the texts of a `CallFormat`."""
+"""Placeholders for the name and the number of a call in the texts of a `CallFormat`."""
 
 CONTROL = 0x100000
 """First of the characters that stand for control tokens in a text; no text of a format contains such characters."""
@@ -39,15 +39,14 @@ class Writing:
     """Traits of a format and of its parser that rendered calls do not show.
 
     Attributes:
-        tagged: whether each argument stands between tags; otherwise all are one JSON object.
-        ends: tags that the parser finds in text, not by their ids; no value may contain one.
-        id: id of a call, for a format that writes it instead of the name.
+        tagged: whether each argument stands between tags; otherwise all arguments are one JSON object.
+        ends: tags that the parser finds in text, not by their ids; no value may contain such a tag.
+        id: id of a call, for a format that writes the id instead of the tool's name.
         words: whether the format writes Python's True, False and None between tags.
         sorts: whether the format sorts keys in JSON.
         quote: control token around texts, in a format whose arguments are a dialect of JSON.
-        stops: stop tokens after a call and after a text, if the parser requires them.
-        other: texts that models write before and after a call's name, if they differ from those that the format
-            renders.
+        stops: stop tokens after a call and after a text; None if the parser requires no stop tokens.
+        other: texts that models write before and after a call's name, if they differ from the rendered texts.
     """
 
     tagged: bool = False
@@ -114,17 +113,17 @@ class CallFormat:
     Attributes:
         openings: texts that may come before the name of the first call.
         thought: texts before a thought, and between it and the name of the first call; None without thoughts.
-        call: text that begins the first call after a text; None if text itself could write it.
+        call: text that begins the first call after a text; None if this text begins with no control token.
         thinks: texts before a thought, and between it and a text; None without thoughts.
         closing: text after a text without calls.
         head: text after the name of a call.
-        tags: text around the arguments; None if they are one object after the head.
+        tags: text around the arguments; None if the arguments are one object after the head.
         quote: text around each text of that object; None for JSON.
-        between: texts that may come between the arguments of a call and the name of the next; empty if a reply has at
-            most one call.
+        between: texts that may come between the arguments of a call and the name of the next call; empty if a reply has
+            at most one call.
         end: text after the arguments of the last call.
         separators: separators of items and of keys in JSON.
-        trails: whether text may follow the calls of a reply; it may always come before them.
+        trails: whether text may follow the calls of a reply; text may always precede the calls.
         other: texts before the name of a call (after a thought or a text) and after it, as an alternative to what the
             format renders; None without an alternative.
         ends: tags that no value may contain.
@@ -177,7 +176,7 @@ class CallFormat:
 
 
 def call_id(format: str, name: str, number: int) -> str:
-    """Return the id that a format writes for a call of a tool; a default if it writes none."""
+    """Return the id that a format writes for a call of a tool; a default for a format that writes no ids."""
     return WRITINGS.get(format, Writing()).id.format(name=name, number=number)
 
 
@@ -262,7 +261,7 @@ def _reads_back(renderer: Renderer, tokenizer: FileTokenizer, format: CallFormat
 
 
 def _derive(renderer: Renderer, writing: Writing) -> CallFormat | None:
-    """Return the format as calls are rendered; None if the arguments are not found in them."""
+    """Return the format as calls are rendered; None if the arguments are not found in the rendered calls."""
 
     def text(calls: int, reasoning: str | None, content: str = "") -> str | None:
         return _text(renderer, writing, _reply(writing, [_ARGUMENTS] * calls, reasoning, content))
@@ -317,7 +316,7 @@ def _derive(renderer: Renderer, writing: Writing) -> CallFormat | None:
 
 
 def quoted(value: Any, quote: str, marked: Callable[[str], str] = str) -> str:
-    """Write a value in a dialect of JSON: texts between quotes of their own, bare keys in alphabetical order.
+    """Write a value in a dialect of JSON: texts between the given quotes, bare keys in alphabetical order.
 
     Args:
         quote: text before and after each text.
@@ -419,7 +418,7 @@ def _spec() -> ToolSpec:
 
 def _text(renderer: Renderer, writing: Writing, reply: Message) -> str | None:
     """Return the text that a model would sample for a reply, without its end of turn, with one character for each
-    control token; None if the format does not continue a prompt with it."""
+    control token; None if the format does not write this reply after a prompt."""
     try:
         tokens = reply_tokens(renderer, reply, [_spec()])
     except BadInput:

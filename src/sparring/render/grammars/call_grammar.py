@@ -29,8 +29,8 @@ from sparring.render.tokenizer import FileTokenizer
 from sparring.types import ToolSpec
 
 _RELATIONS = ("oneOf", "allOf", "not", "if", "dependentRequired", "dependentSchemas", "dependencies")
-"""Keywords that relate arguments to one another and are left where a schema was split into alternatives, so that these
-cannot be split by argument."""
+"""Keywords that relate arguments to one another. If an alternative of a schema still has such a keyword, its arguments
+cannot be constrained one by one."""
 
 
 def call_grammar(format: CallFormat, source: str) -> str:
@@ -75,10 +75,10 @@ def check_calls(renderer: Renderer, tokenizer: FileTokenizer, format: CallFormat
     """Check that a format reads back the names of the tools and of their arguments.
 
     Args:
-        source: JSON of `call_grammar`.
+        source: JSON, as for `call_grammar`.
 
     Raises:
-        BadInput: a name is parsed as another.
+        BadInput: a tool or an argument is parsed under another name.
     """
     for tool in json.loads(source)["tools"]:
         spec = ToolSpec(name=tool["name"], description="", parameters=tool["parameters"])
@@ -96,7 +96,7 @@ class _Call:
         self._format, self._number, self._name, self._root = format, number, name, schema_of(parameters)
 
     def rules(self) -> list[str]:
-        """Return `call_<number>` and the rules that it uses. Arguments stand in the order of the schema."""
+        """Return the rule `call_<number>` and the rules that it uses. Arguments stand in the order of the schema."""
         format, number = self._format, self._number
         head = _terms(format, self._name + format.head.replace(NAME, self._name))
         if format.quote is not None:
@@ -116,7 +116,7 @@ class _Call:
     def _arguments(
         self, tags: ArgumentTags, name: str, properties: Mapping[str, Any], required: Sequence[str]
     ) -> list[str]:
-        """Return `first_<name>_0` and the rules that it uses, for arguments between tags."""
+        """Return the rule `first_<name>_0` and the rules that it uses, for arguments between tags."""
         rules = []
         for at, (key, schema) in enumerate(properties.items()):
             for rule, before in (("first", tags.first), ("more", tags.more)):
@@ -183,11 +183,11 @@ def _of_objects(root: Schema) -> dict[str, Any]:
 
 
 def _ways(root: Schema) -> list[tuple[dict[str, Any], Sequence[str]]]:
-    """Return for each alternative of a tool's parameters the schemas of its arguments, in order, and the names of those
-    that must be there.
+    """Return for each alternative of a tool's parameters the schemas of its arguments, in order, and the names of the
+    required arguments.
 
     Raises:
-        BadInput: the schema relates arguments to one another, names none of those that it describes, or allows no call.
+        BadInput: the schema relates arguments to one another, names no argument, or allows no call.
     """
     ways = [(branch, _properties(root, branch)) for branch in root.branches(_of_objects(root))]
     if not ways:
@@ -212,7 +212,7 @@ def _properties(root: Schema, branch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _calls_alone(ways: Sequence[tuple[CallFormat, str]]) -> str:
-    """Return the rule of a reply of calls alone: each way to write them, after the openings of the format."""
+    """Return the rule of a reply of calls alone: one alternative for each way to write calls, with its openings."""
     written = [
         f"({_openings(way, way.openings, [] if way.thought is None else [way.thought])}) {calls}" for way, calls in ways
     ]
@@ -223,8 +223,8 @@ def _text_or(format: CallFormat, ways: Sequence[tuple[CallFormat, str]], rules: 
     """Return the rule of a reply of text, of calls, or of both.
 
     Args:
-        ways: ways to write the calls: a format, and its calls without their opening.
-        rules: list to which the rules that this one uses are added.
+        ways: ways to write the calls: pairs of a format and an expression of the calls without their opening.
+        rules: list to which the rules used by the returned rule are added.
     """
     if format.call is None:
         expected = "a format in which a token of its own begins a call"

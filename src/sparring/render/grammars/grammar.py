@@ -1,8 +1,8 @@
 """Grammars that constrain a turn, by the `llguidance` library: the tokens that may follow the tokens so far.
 
 The engine sees ids only; the renderer, which has the tokenizer, passes a `Grammar` as `GenerateRequest.allowed`. The
-allowed ids come back as the kept set of each token, so training renormalises over them as over any other kept set (law
-2).
+completion returns the allowed ids as the kept set of each token, so training renormalises over this set as over any
+other (law 2).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ REMEMBERED = 64
 
 
 class Grammar:
-    """One grammar over one vocabulary, for one request: it caches the state of the turn that it was last called with.
-    Ids beyond the tokenizer's vocabulary are never allowed. `Grammars` makes it.
+    """Grammar over one vocabulary, for one request, made by `Grammars`. The parser state of the last call is cached.
+    Ids beyond the tokenizer's vocabulary are never allowed.
 
     Args:
         matcher: `llguidance.LLMatcher` at the beginning of the text.
-        preface: ids before the text, if any; inside its thought the mask is `thought`.
+        preface: ids before the text, if any; inside the thought among these ids, the mask is `thought`.
     """
 
     def __init__(self, matcher: Any, preface: Preface | None, thought: bytes) -> None:
@@ -122,17 +122,17 @@ class Grammars:
         """Return the grammar of a reply of calls, in Lark's notation, over the ids of the tokenizer.
 
         Args:
-            prompt: ids that the reply continues; they may end inside a thought.
+            prompt: ids that the reply continues; the prompt may end inside a thought.
 
         Raises:
-            BadInput: there is no renderer, or its format cannot be constrained to these calls.
+            BadInput: there is no renderer, or the format cannot be constrained to these calls.
         """
         return str(self._written(source, self._calls.begins(self._writer, prompt)))
 
     @cached_property
     def _renamed_vocabulary(self) -> Any:
-        """The vocabulary with renamed control tokens, so that a grammar allows them by id and never as text. They are
-        renamed because the library encodes the literal texts of a grammar, and would find the tokens in them."""
+        """The vocabulary with renamed control tokens, so that a grammar allows control tokens by id and never as text.
+        With their own names, the library would find them when it encodes the literal texts of a grammar."""
         data = json.loads(self._tokenizer.as_json())
         names = {text: f"{MARK}{id}" for text, id in self._tokenizer.control.ids.items()}
         for token in data.get("added_tokens") or ():

@@ -21,7 +21,7 @@ def find_preface(renderer: Renderer, tokenizer: FileTokenizer, prompt: Sequence[
     """Return the ids before the text of a reply to a prompt; None if the format has no thought there.
 
     Raises:
-        BadInput: the prompt ends inside a thought, and no token ends it.
+        BadInput: the prompt ends inside a thought, and no single token ends a thought.
     """
     word = tokenizer.encode(WORD)
     thinks = renderer.parse(word, (), prompt=prompt).reasoning is not None
@@ -40,7 +40,7 @@ def find_preface(renderer: Renderer, tokenizer: FileTokenizer, prompt: Sequence[
 
 
 def _written(renderer: Renderer, tokenizer: FileTokenizer) -> Iterator[Preface]:
-    """Yield the ids around a thought in rendered replies. Blanks around it belong to it, except after a word."""
+    """Yield the ids around a thought in rendered replies. Blanks belong to the thought, except after a word."""
     for calls in ((), (_CALL,)):  # gpt-oss keeps a thought only in a reply with calls
         reply = Message(role="assistant", content=_CONTENT, reasoning=_THOUGHT, tool_calls=calls)
         try:

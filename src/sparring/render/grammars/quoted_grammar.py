@@ -33,13 +33,13 @@ _LEFT_OUT = frozenset(
     " maxProperties prefixItems additionalItems unevaluatedItems unevaluatedProperties uniqueItems contains minContains"
     " maxContains $dynamicRef $recursiveRef".split()
 )
-"""Keywords that limit a value and that these rules cannot enforce."""
+"""Keywords whose limits on a value these rules cannot enforce."""
 
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
 _EDGE, _INSIDE = r"[^:,{}\[\]<\s\x1c-\x1f]", r"[^:,{}\[\]]"
 _LAST = r"[^:,{}\[\]\s\x1c-\x1f]"
 _KEY = rf"{_EDGE}({_INSIDE}*{_LAST})?"
-"""Keys that need no quotes: no punctuation of objects, no blanks at the ends."""
+"""Regular expression of keys that need no quotes: no punctuation of objects, no blanks at the ends."""
 
 
 class QuotedValues:
@@ -47,7 +47,7 @@ class QuotedValues:
 
     Args:
         name: lower-case prefix of the rules' names.
-        terms: writes a text of the format as terms of a grammar.
+        terms: function that writes a text of the format as terms of a grammar.
     """
 
     def __init__(self, format: CallFormat, root: Schema, name: str, terms: Callable[[str], str]) -> None:
@@ -98,7 +98,7 @@ class QuotedValues:
         return " | ".join(map(self.rule, branches))
 
     def _shared_rule(self, what: str, made: Callable[[], str]) -> str:
-        """Return the name of a rule that is made once, and may refer to itself."""
+        """Return the name of a rule that is made at its first use, and may refer to itself."""
         if what not in self._named:
             name = self._named[what] = f"{self._name}_of_{len(self._named)}"
             self.rules.append(f"{name}: {made()}")

@@ -25,14 +25,14 @@ _LITERAL = r"null|true|false|None|True|False|-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+
 """Texts that a parser may read as JSON, or as Python's True, False and None."""
 
 NUMBER = r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][-+]?[0-9]{1,2})?/"
-"""Terminal of the numbers of JSON that are written within a double."""
+"""Terminal of JSON numbers within the range of a double."""
 
 _SCALARS = {"null": "/null/", "boolean": "/true|false/", "integer": "/-?(0|[1-9][0-9]*)/"}
 _SCALARS["number"] = NUMBER
 _TYPES = ["null", "boolean", "number", "string", "array", "object"]
 BOUNDS = {"minimum": -(10**18), "maximum": 10**18}
-"""Bounds of numbers that have none. With bounds, the library writes numbers without exponents, so that no number is
-beyond a double."""
+"""Bounds of numbers whose schema has no bounds. With bounds, the library writes numbers without exponents, so that no
+number exceeds a double."""
 
 _ENDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 _UNKEPT = ("not", "if", "oneOf")
@@ -40,8 +40,8 @@ _LIMITS = {"enum", "const", "pattern", "minLength", "maxLength"}
 
 
 def json_schema(format: CallFormat, schema: Any, root: Schema) -> str:
-    """Return a schema for `%json`, with the format's separators and order of keys. Its texts contain no tag that ends a
-    value.
+    """Return a schema for `%json`, with the format's separators and order of keys, in which no text contains a tag that
+    ends a value.
 
     Raises:
         BadInput: the schema allows keys that may contain a tag.
@@ -56,8 +56,8 @@ def json_schema(format: CallFormat, schema: Any, root: Schema) -> str:
 
 
 def as_read(schema: Any, root: Schema, ends: Sequence[str] = ()) -> dict[str, Any]:
-    """Return a schema for the library, of values that are read as they are written: numbers within a double, and texts
-    and keys that contain none of `ends`. Formats that the library does not know are left out.
+    """Return a schema for the library, of values that parse to what was written: numbers within a double, and texts and
+    keys that contain none of `ends`. Formats that the library does not know are left out.
 
     Raises:
         BadInput: the schema allows keys that may contain one of `ends`.
@@ -69,7 +69,7 @@ def as_read(schema: Any, root: Schema, ends: Sequence[str] = ()) -> dict[str, An
 
 def pattern_without(ends: Sequence[str]) -> str:
     """Return a regular expression, without look-ahead, of texts that contain no tag like `ends`: no `<` or `</`
-    followed by the first letter of one."""
+    followed by the first letter of such a tag's name."""
     opening = "".join(sorted({re.escape(end[1]) for end in ends if end[1] != "/"}))
     closing = "".join(sorted({re.escape(end[2]) for end in ends if end[1] == "/"}))
     inside = rf"[^<]|<+(\/<+)*([^<\/{opening}]|\/[^<{closing}])"
@@ -77,8 +77,8 @@ def pattern_without(ends: Sequence[str]) -> str:
 
 
 def reads_as(schema: Any, root: Schema, flagged: bool) -> str:
-    """Return the way in which a parser reads a value between tags: `text`, `json`, or `either`: JSON if it parses to a
-    type that the schema allows, or else text (`calls/kinds.py`).
+    """Return the way in which a parser reads a value between tags: `text`, `json`, or `either`: JSON if the value
+    parses to a type that the schema allows, or else text (`calls/kinds.py`).
 
     Args:
         flagged: whether the tags tell texts from JSON.
@@ -101,7 +101,7 @@ def text_terminal(schema: Mapping[str, Any], ends: Sequence[str]) -> str:
         ends: tags that no text may contain.
 
     Raises:
-        BadInput: no text is left, or the schema limits texts in a way that a terminal cannot keep.
+        BadInput: no text is left, or the schema limits texts in a way that a terminal cannot express.
     """
     for key in _UNKEPT:
         if key in schema:
@@ -155,7 +155,7 @@ def either_terminal(schema: Any, root: Schema, ends: Sequence[str]) -> str:
 
 
 def python_words(schema: Any, root: Schema) -> list[str]:
-    """Return Python's words for the booleans and null that a schema allows."""
+    """Return the words among Python's True, False and None whose values a schema allows."""
     words: list[Any] = []
     for branch in _branches(schema, root):
         if branch.get("type") in ("boolean", "null"):
@@ -164,7 +164,7 @@ def python_words(schema: Any, root: Schema) -> list[str]:
 
 
 def either_json(schema: Any, root: Schema) -> dict[str, Any] | None:
-    """Return the schema of the objects and arrays that a schema allows besides text; None if it allows only text."""
+    """Return the schema of the objects and arrays that a schema allows besides text; None if only text is allowed."""
     branches = [branch for branch in _branches(schema, root) if branch.get("type") in ("object", "array")]
     return {"anyOf": branches} if branches else None
 
@@ -202,7 +202,7 @@ def _reference() -> dict[str, str]:
 
 
 def _plain(schema: Any, root: Schema, ends: Sequence[str]) -> Any:
-    """Restrict a schema; see `as_read`. With `ends`, objects have no other than their named keys."""
+    """Restrict a schema as `as_read` does. With `ends`, an object that names properties allows no additional ones."""
     if not isinstance(schema, Mapping):
         return _reference() if schema is True else {"not": {}} if schema is False else {}
     kept = {key: value for key, value in schema.items() if key != "format" or value in FORMATS}
@@ -258,10 +258,10 @@ def _with_limits(out: dict[str, Any], ends: Sequence[str]) -> dict[str, Any]:
 
 
 def _without_tags(pattern: str, ends: Sequence[str]) -> str:
-    """Return a pattern of the keys of a pattern, without some that contain a tag.
+    """Restrict a pattern of keys: text before and after the match contains no `<`, so no tag.
 
     Raises:
-        BadInput: keys that contain one of `ends` are left.
+        BadInput: the pattern still allows keys that contain one of `ends`.
     """
     begun, ended = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
     inner = f"{'' if begun else '^[^<]*'}(?:{pattern}){'' if ended else '[^<]*$'}"

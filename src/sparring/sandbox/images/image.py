@@ -1,4 +1,4 @@
-"""An image as the store describes it, and the bounds of what an archive may hold."""
+"""Descriptions of pulled images, and bounds on an archive's content."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import msgspec
 
 
 class ImageConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What an image says about the programs that run in it.
+    """Configuration of the programs that run in an image.
 
     Attributes:
         environment: variables.
         folder: working directory; "" if the image names none.
         user: user as the image writes it: a name or a number, perhaps with a group after a colon; "" if it names none.
-        entrypoint: program and first arguments that every command is given to.
+        entrypoint: program and first arguments that are put in front of every command.
         command: default command.
     """
 
@@ -34,7 +34,7 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
         name: its name in this store.
         digest: digest of its configuration, `sha256:...`, which covers the content of every layer.
         layers: names of its layers' folders, lowest first.
-        config: what it says about its programs.
+        config: configuration of its programs.
         num_bytes: bytes of its files.
         num_entries: number of its files, folders and links.
         left_out: number of devices, which boxes do not have.
@@ -50,11 +50,11 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnpackedImage(NamedTuple):
-    """What a box needs of an image.
+    """Parts of an image that a box needs.
 
     Attributes:
-        layers: folders of its layers, lowest first, as overlayfs stacks them.
-        config: what it says about its programs.
+        layers: folders of the image's layers, lowest first, as overlayfs stacks them.
+        config: configuration of the image's programs.
     """
 
     layers: tuple[Path, ...]
@@ -62,10 +62,10 @@ class UnpackedImage(NamedTuple):
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """Most that one image may hold.
+    """Upper bounds on one image.
 
     Attributes:
-        num_bytes: bytes of its files and, apart from that, bytes of its decompressed layers.
+        num_bytes: bytes of its files; the same bound holds for the bytes of its decompressed layers.
         num_entries: number of its files, folders and links.
     """
 

@@ -1,4 +1,4 @@
-"""Layers that may not be deleted, because something stands on them."""
+"""Locks of layers that may not be deleted, because boxes use them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparring.errors import refusal
 
 
 def hold(layer: Path, locks: ExitStack) -> bool:
-    """Lock an unpacked layer against deletion until `locks` closes. Return False if there is no such layer."""
+    """Lock an unpacked layer against deletion until `locks` closes. Return False if the layer does not exist."""
     with ExitStack() as opened:
         try:
             lock = os.open(layer, os.O_RDONLY | os.O_CLOEXEC)
@@ -27,17 +27,17 @@ def hold(layer: Path, locks: ExitStack) -> bool:
 
 
 class HeldLayers:
-    """Layers on which boxes of a pool stand, from their first use until the pool is closed."""
+    """Layers that boxes of a pool use, locked from their first use until the pool is closed."""
 
     def __init__(self) -> None:
         self._layers: set[Path] = set()
         self._locks = ExitStack()
 
     def add(self, layers: Iterable[Path]) -> None:
-        """Hold layers.
+        """Lock layers.
 
         Raises:
-            BadInput: one is not there.
+            BadInput: a layer does not exist.
         """
         for layer in layers:
             if layer not in self._layers:
@@ -46,6 +46,6 @@ class HeldLayers:
                 self._layers.add(layer)
 
     def close(self) -> None:
-        """Let all go."""
+        """Release all locks."""
         self._layers.clear()
         self._locks.close()

@@ -43,7 +43,7 @@ class SourceFolder:
         """Open a regular file; a pipe or a device is refused without waiting.
 
         Raises:
-            BadInput: there is no such file.
+            BadInput: the file does not exist, or is not a regular file.
         """
         where = str(self._folder / name)
         if ".." in name.split("/") or name.startswith("/"):
@@ -55,7 +55,7 @@ def _opened_file(where: str, expected: str, remedy: str) -> BinaryIO:
     """Open a regular file, without waiting for a pipe.
 
     Raises:
-        BadInput: it cannot be opened, or is something else.
+        BadInput: the file cannot be opened, or is not a regular file.
     """
     try:
         file = os.fdopen(os.open(where, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0)
@@ -95,7 +95,7 @@ class SourceTar:
         """Open a file of the tar.
 
         Raises:
-            BadInput: there is no such file, or a loop of links.
+            BadInput: the file does not exist, or links form a loop.
         """
         target = posixpath.normpath(name)
         for _ in range(MOST_LINKS):
@@ -135,7 +135,7 @@ class Archive:
 
     Attributes:
         digest: digest of the configuration.
-        config: what the image says about its programs.
+        config: configuration of the image's programs.
         diff_ids: digests of the uncompressed layers, lowest first.
     """
 
@@ -144,7 +144,7 @@ class Archive:
         self._where = where
         self._bounds = bounds
         self._layers: list[tuple[str, str, int]] = []
-        """Name in the source, digest of its bytes or "", size or -1; lowest first."""
+        """Layers, lowest first: name in the source, digest of the bytes or "", size in bytes or -1."""
         if source.has("index.json"):
             text = self._of_layout()
         elif source.has("manifest.json"):
@@ -155,7 +155,7 @@ class Archive:
         self._read_config(text)
 
     def layer(self, at: int) -> tuple[str, LayerStream]:
-        """Return the place of a layer, for refusals, and its bytes; the lowest is 0."""
+        """Return the name of layer `at` for refusals, and its bytes; layer 0 is the lowest."""
         name, digest, size = self._layers[at]
         where = f"{self._where}: layer {digest or name}"
         return where, LayerStream(self._source.open(name), where, digest, size, self.diff_ids[at], self._bounds)
@@ -262,7 +262,7 @@ def _check_config(config: ImageConfig) -> None:
     """Check that a process can have these variables and this folder.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: a variable or the folder is invalid.
     """
     for text in (*config.environment, *config.environment.values(), config.folder):
         if b"\0" in text.encode():  # a lone surrogate is an error here
@@ -296,10 +296,10 @@ def opened(path: Path, bounds: Bounds, scratch: Path) -> Iterator[Archive]:
     """Open an archive: the folder of an OCI layout; or a tar of one, or of `docker save`, perhaps compressed.
 
     Args:
-        scratch: folder for a decompressed archive, which has no name there.
+        scratch: folder in which a decompressed archive is kept, as a file without a name.
 
     Raises:
-        BadInput: there is no file, or it is cut, spoilt or no archive of an image.
+        BadInput: the path does not exist, or the archive is truncated, damaged or no image.
     """
     where = str(path)
     try:

@@ -1,13 +1,13 @@
 """Store of pulled images: layers by the digest of their content and of all below them, unpacked once and shared.
 
-    images/NAME.json       an image: its layers' names and what it says about its programs; + for each / of its name
+    images/NAME.json       an image: names of its layers, configuration of its programs; NAME has + for each /
     layers/DIGEST          an unpacked layer; never changed
-    counts/DIGEST          what it holds
-    making/XXXX            what a pull is unpacking, or a removal deletes; locked by its process
+    counts/DIGEST          bytes, entries and devices of the layer
+    making/XXXX            a layer that a pull unpacks or a removal deletes; locked by its process
     lock                   held while images are written or removed
 
-What is complete is renamed into its place, so a killed pull leaves nothing but a folder in `making`, which the next
-pull or removal deletes.
+A complete layer or image is renamed into its place. So a killed pull leaves nothing but a folder in `making`, which the
+next pull or removal deletes.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from sparring.user_cache import user_cache
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}")
 FOLDERS = ("images", "layers", "counts", "making")
 RESERVED = ("python", "host")
-"""Names of the roots that need no archive."""
+"""Names of the built-in roots, which no pulled image can have."""
 SYSTEM_FOLDER = Path("/var/cache/sparring/images")
-"""Place of the store where Sparring is root: boxes run as another user, who cannot enter root's home."""
+"""Folder of the store if Sparring is root: boxes run as another user, who cannot enter root's home."""
 DIGITS = 32
 """Hexadecimal digits of a layer's digest in the name of its folder: the options of a mount are short."""
 
@@ -49,7 +49,7 @@ Counts = tuple[int, int, int]
 
 def store_folder(user: int = BOX_USER) -> Path:
     """Return the folder of this user's images: `images` in the user's cache, or for root `SYSTEM_FOLDER`, unless
-    XDG_CACHE_HOME says where."""
+    XDG_CACHE_HOME is set."""
     if box_identity(user) and not Path(os.environ.get("XDG_CACHE_HOME", "")).is_absolute():
         return SYSTEM_FOLDER
     return user_cache("images")
@@ -59,8 +59,8 @@ class ImageStore:
     """Images in a folder.
 
     Args:
-        folder: by default that of the user whom Sparring runs as.
-        user: `sandbox.user`. Where Sparring is root, the layers belong to it, and only root and it can enter the store.
+        folder: by default the folder of the user that Sparring runs as.
+        user: `sandbox.user`. If Sparring is root, the layers belong to this user; only root and this user can enter.
     """
 
     def __init__(self, folder: Path | None = None, user: int = BOX_USER) -> None:
@@ -72,7 +72,7 @@ class ImageStore:
         """Return a pulled image.
 
         Raises:
-            BadInput: there is none by this name.
+            BadInput: no image has this name.
         """
         try:
             return msgspec.json.decode(self._file(name).read_bytes(), type=Image)
@@ -82,17 +82,17 @@ class ImageStore:
             raise refusal(f"image {name!r}", f"one that was pulled ({known})", "no such image", remedy) from None
 
     def unpacked(self, name: str) -> UnpackedImage:
-        """Return what a box needs of a pulled image.
+        """Return the parts of a pulled image that a box needs.
 
         Raises:
-            BadInput: there is none by this name, or its layers are another user's.
+            BadInput: no image has this name, or its layers belong to another user.
         """
         image = self.image(name)
         self._check_owner()
         return UnpackedImage(self.layers(image), image.config)
 
     def images(self) -> list[Image]:
-        """Return every image, by name."""
+        """Return every image, sorted by name."""
         images = []
         for file in sorted(self._images.glob("*.json")):
             try:
@@ -108,15 +108,15 @@ class ImageStore:
     def pull(
         self, archive: Path, name: str, bounds: Bounds | None = None, told: Callable[[str], None] = lambda text: None
     ) -> Image:
-        """Unpack the layers of an archive that are not here yet, and name the image.
+        """Unpack the layers of an archive that the store lacks, and name the image.
 
         Args:
             archive: folder of an OCI layout, or a tar of one or of `docker save`.
             told: called with a line for every layer.
 
         Raises:
-            BadInput: the name is not one, or another image has it; the archive is bad or holds too much; or the boxes'
-                user cannot enter the store.
+            BadInput: the name is invalid, or another image has it; the archive is damaged or exceeds `bounds`; or the
+                boxes' user cannot enter the store.
         """
         bounds = bounds or Bounds()
         file = self._file(name)
@@ -147,7 +147,7 @@ class ImageStore:
         """Remove an image, and the layers that no other image and no box uses. Return their number.
 
         Raises:
-            BadInput: there is none by this name.
+            BadInput: no image has this name.
         """
         self.image(name)
         with scratch(self._making) as made, self._locked():
@@ -221,7 +221,7 @@ class ImageStore:
         return self._images / f"{name.replace('/', '+')}.json"
 
     def _make_folders(self) -> None:
-        """Make the store, and check that the boxes' user can enter it, and nobody else or move it."""
+        """Make the store, and check that of all users but root only the boxes' user can enter it."""
         check_box_user(self._user)
         for path in filter(Path.is_dir, self.folder.resolve().parents if self._identity else ()):
             kind = path.stat()

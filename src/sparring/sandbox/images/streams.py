@@ -16,7 +16,7 @@ from sparring.errors import refusal
 
 PIECE_BYTES = 1 << 20
 CUT = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, tarfile.TarError)
-"""Errors of archives that are cut or spoilt."""
+"""Errors of archives that are truncated or damaged."""
 ALLOW = "if you trust it, allow more (--most-bytes)"
 SAVE = "do: write it again, by `docker save`, `podman save` or `skopeo copy`"
 
@@ -25,7 +25,7 @@ def decompressed(file: BinaryIO, where: str) -> BinaryIO:
     """Return a stream of the decompressed bytes of a file, by its first bytes: gzip, bzip2, xz, zstd or none.
 
     Raises:
-        BadInput: it is zstd, and this Python's standard library does not read it (before 3.14).
+        BadInput: the file is zstd, which this Python's standard library does not read (before 3.14).
     """
     buffered = io.BufferedReader(cast(io.RawIOBase, file), PIECE_BYTES)
     head = buffered.peek(6)[:6]
@@ -47,8 +47,8 @@ class Checked(io.RawIOBase):
     """Reader of a stream that hashes what passes, and refuses more than a bound.
 
     Args:
-        digest: digest that its bytes must have, `algorithm:hex`; "" for none.
-        most_bytes: maximum number of its bytes.
+        digest: digest that the bytes must have, `algorithm:hex`; "" for none.
+        most_bytes: maximum number of bytes.
         remedy: what to do if there are more.
     """
 
@@ -99,7 +99,7 @@ class TarStream:
         self.allowed = PIECE_BYTES
         """Bytes that the headers before the next entry may still have."""
         self.block = b""
-        """What was read last."""
+        """Bytes that were read last."""
 
     def tell(self) -> int:
         """Return the number of bytes passed."""
@@ -138,7 +138,7 @@ def members(stream: TarStream) -> Iterator[tarfile.TarInfo]:
 
     Raises:
         BadInput: an entry has no valid header, or is a sparse file.
-        TarError: the tar is cut.
+        TarError: the tar is truncated.
     """
     try:
         with tarfile.TarFile(fileobj=cast(Any, stream), mode="r") as tar:

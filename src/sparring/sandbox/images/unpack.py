@@ -1,11 +1,11 @@
 """Unpacking of one layer: entries of a tar become a folder that overlayfs can stack on the layers below it.
 
-What was deleted is a character device 0/0, and a folder that hides what is below it has the attribute
+A deletion becomes a character device 0/0, and a folder that hides the layers below has the attribute
 `user.overlay.opaque` (overlayfs.rst; mounted with `userxattr`). Owners, setuid bits and extended attributes are
 dropped: in a box, one user owns every file. That user may read and write what root could: owners' bits are added.
 
-Whatever is made, changed or removed is named in an open folder of the layer (`LayerTree._opened`), to which no link
-leads: a folder that an entry put a link in the place of is an error, never a way out.
+Every change is made relative to an open folder of the layer (`LayerTree._opened`), which is opened without following
+links. So if an entry has replaced a folder with a link, the change fails, and never leaves the layer.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class LayerTree:
     """Layer that is being unpacked.
 
     Args:
-        lower: the layers below it, topmost first, whose links and folders its paths lead through.
-        owner: arguments of chown for everything in it; None leaves the owner.
+        lower: the layers below, topmost first; paths may lead through their links and folders.
+        owner: arguments of chown for everything in the layer; None leaves the owner.
 
     Attributes:
         num_bytes: bytes of its files.
@@ -53,9 +53,9 @@ class LayerTree:
         self._owner = owner
         self._bounds = bounds
         self._known: dict[str, str] = {}
-        """Folders of this layer by path in the image."""
+        """Cache: path of a folder in the image -> its path in this layer."""
         self._followed: set[str] = set()
-        """Places of the links that these paths lead through."""
+        """Paths in this layer of the links that cached paths lead through; an entry there empties the cache."""
         self._times: dict[str, float] = {}
         self.num_bytes = self.num_entries = self.left_out = 0
 
@@ -64,7 +64,7 @@ class LayerTree:
 
         Raises:
             BadInput: an entry leads out of the image, is of an unknown kind, has a file or a loop of links among its
-                parents, or is more than the bounds allow; or the layer is cut.
+                parents, or exceeds the bounds; or the layer is truncated.
         """
         with self._opened(self._tree) as folder:
             self._own(".", folder, 0o755)
@@ -131,7 +131,7 @@ class LayerTree:
 
     @contextmanager
     def _opened(self, path: str) -> Iterator[int]:
-        """Open a folder of this layer, or of one below it. A link on its path is an OSError."""
+        """Open a folder of this layer, or of a layer below. Raises OSError if its path has a link."""
         tree = next(tree for tree in self._stack if f"{path}/".startswith(f"{tree}/"))
         folder = os.open(tree, FOLDER)
         try:
@@ -144,7 +144,7 @@ class LayerTree:
             os.close(folder)
 
     def _make_room(self, name: str, folder: int, path: str, member: tarfile.TarInfo) -> bool:
-        """Remove what this layer has at a path. Return True if that was a deletion of what is below."""
+        """Remove this layer's entry at a path. Return True if the entry was a deletion mark for the layers below."""
         try:
             kind = os.lstat(name, dir_fd=folder)
         except FileNotFoundError:
@@ -178,7 +178,7 @@ class LayerTree:
                     piece = piece[file.write(piece) :]
 
     def _own(self, name: str, folder: int, mode: int | None) -> None:
-        """Give a new entry of a folder its owner and its mode; None for a link, which has none, and a device."""
+        """Give a new entry of a folder its owner and `mode`. `mode` is None for links and devices, whose mode stays."""
         if self._owner is not None:
             os.chown(name, *self._owner, dir_fd=folder, follow_symlinks=False)
         if mode is not None:
@@ -194,7 +194,7 @@ class LayerTree:
                 os.setxattr(folder, ATTRIBUTE, b"y")
 
     def _hide(self, parents: list[str], name: str, where: str) -> None:
-        """Delete, for the layers above, what is below; entries of this layer itself stay."""
+        """Mark an entry of the layers below as deleted; entries of this layer itself stay."""
         hidden = name.removeprefix(HIDING)
         if name == OPAQUE:
             self._make_opaque(self._folder(parents, where))
@@ -218,7 +218,7 @@ class LayerTree:
     # ---- paths, as the box will see them: this layer over those below ----
 
     def _linked(self, member: tarfile.TarInfo, where: str) -> str:
-        """Return the file that a hard link names, in this layer or below."""
+        """Return the path of the file that a hard link names, in this layer or below."""
         parts = _parts(member.linkname, where)
         found = parts and self._find(self._stacked(self._folder(parts[:-1], where)), parts[-1])
         if not found or stat.S_ISDIR(os.lstat(found[0]).st_mode):
@@ -235,8 +235,8 @@ class LayerTree:
         return stack
 
     def _find(self, stack: Sequence[str], name: str) -> list[str] | None:
-        """Return what a box sees by a name in stacked folders: one path that is no folder, or folders, topmost first;
-        None for nothing."""
+        """Return the paths that a box sees under a name in stacked folders: one path of a file or link, or those of
+        folders, topmost first. None if the name does not exist."""
         found: list[str] = []
         for at, folder in enumerate(stack):
             if at and _is_opaque(stack[at - 1]):
@@ -255,7 +255,7 @@ class LayerTree:
         """Return the path in this layer of a folder, made where it is missing. Links are followed within the image.
 
         Raises:
-            BadInput: a file, or a loop of links.
+            BadInput: the path leads through a file or a loop of links.
         """
         key = "/".join(parts)
         if (known := self._known.get(key)) is not None:

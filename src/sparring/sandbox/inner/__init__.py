@@ -1,2 +1,2 @@
-"""What runs inside bubblewrap, on the interpreter of the boxes (>= 3.9): the standard library only, and nothing of
-Sparring but these modules, which the fork server gets as text."""
+"""Modules that run inside bubblewrap, on the interpreter of the boxes (>= 3.9). They use the standard library only, and
+nothing of Sparring but each other: the fork server gets them as text."""

@@ -4,8 +4,8 @@
       box     pid 1 of its own user, mount, pid, ipc and network namespaces; talks to the parent over its own socket
         reaper, command    `command`; many at once
 
-A box is a loop over what its commands and its parent say; idle, it blocks in one poll. Nothing here outlives the
-parent: end of file on a socket ends its reader, and the kernel kills the rest of a pid namespace with its pid 1.
+A box loops over messages of its commands and its parent; idle, it blocks in one poll. Nothing here outlives the parent:
+end of file on a socket ends its reader, and the kernel kills the rest of a pid namespace with its pid 1.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from sparring.sandbox.inner.shell import ShellRun
 from sparring.sandbox.inner.wire import CROWDED_BYTES, Wire
 
 MOST_RUNS = 64
-"""Commands of a box at once."""
+"""Maximum number of concurrent commands of a box."""
 CONNECT_S = 5.0
 BEGIN_S = 15.0
-"""Seconds that what lives on may take to begin."""
+"""Seconds that a process, shell or terminal may take to begin."""
 DRAIN_PIECES = 64
-"""Pieces of a stream that are read once its command has ended: what is in a pipe. Another process may have it too."""
+"""Maximum number of pieces read of a stream after its command's end: others may go on filling the pipe."""
 LATER = ("end", "credit", "input", "interrupt", "resize", "look", "say")
-"""What is said of a command that runs."""
+"""Operations on a running command."""
 NETWORKED = ("program", "start", "shell", "terminal", "connect")
 WARM = (
     "bisect cmath collections copy datetime decimal fractions functools heapq itertools json math operator re string "
@@ -49,10 +49,10 @@ class Box:
     """Pid 1 of a box.
 
     Args:
-        joined: two pipe ends for its first command, to which they are `ASKED` and `ANSWERED`; or none.
-        frozen: layers of another box.
-        doors: files by which commands enter the box's control group; none without one. This process stays outside:
-            what commands hold cannot end it.
+        joined: two pipe ends, which the first command gets as descriptors `ASKED` and `ANSWERED`; or none.
+        frozen: descriptors of frozen layers of another box.
+        doors: files by which commands enter the box's control group; empty without a group. This process stays outside,
+            so the memory of commands cannot end it.
     """
 
     def __init__(self, wire: Wire, joined: list[int], frozen: list[int], doors: list[int]) -> None:
@@ -84,7 +84,7 @@ class Box:
         return frame[0]
 
     def _leave(self) -> None:
-        """Free what the box wrote since its last snapshot, which whoever keeps that would hold in memory."""
+        """Free the files written since the last snapshot; otherwise the snapshot would keep them in memory."""
         if self._furnished.tree.has_frozen:
             end_all()
             self._furnished.tree.drop_last()
@@ -94,7 +94,7 @@ class Box:
         while True:
             self._watch()
             events = self._poll.poll(self._wait_ms())
-            # the parent last: what it asks for may open files under the numbers of those that these events are of
+            # the parent last: its requests may open files that get the same numbers as files of these events
             for file, _ in sorted(events, key=lambda event: event[0] == self._wire.fileno()):
                 if file == self._wire.fileno():
                     self._wire.flush()
@@ -129,13 +129,13 @@ class Box:
             self._asked = wanted
 
     def _wait_ms(self) -> float | None:
-        """Return the time until something has to be looked at, or None."""
+        """Return the milliseconds until the next deadline or check of limits, or None."""
         times = [run.deadline for run in self._runs.values() if run.deadline is not None and not run.result]
         times += [until for _, _, until in self._connecting.values()]
         times += [self._look] if self._runs else []
         return max(0.0, 1000 * (min(times) - time.monotonic())) if times else None
 
-    # ---- what the parent asks ----
+    # ---- requests of the parent ----
 
     def _obey(self, request: dict[str, Any], body: bytes) -> None:
         op, run = request["op"], self._runs.get(request["id"])
@@ -173,8 +173,8 @@ class Box:
             self._start(request, body)
 
     def _prepare_snapshot(self, request: dict[str, Any]) -> None:
-        """Note that a snapshot is wanted as soon as no command runs. Beside processes that live on, it is refused, or
-        ends them."""
+        """Note that a snapshot is wanted as soon as no command runs. Processes that live on are ended if `ends` of the
+        request is set, else the snapshot is refused."""
         live = [run for run in self._runs.values() if run.kept or run.op == "program"]
         live = [run for run in live if run.id not in self._idle()]
         request["processes"] = command_lines(self._reapers()) if live else []
@@ -187,7 +187,7 @@ class Box:
         self._snapshot = request
 
     def _idle(self) -> set[int]:
-        """Return the commands that live on without any process."""
+        """Return the ids of long-running commands whose processes have all ended."""
         ended = {run for run in self._runs.values() if run.kept and run.result is not None}
         tree = parents() if ended else {}
         return {run.id for run in ended if not below({run.pid}, tree)}
@@ -238,7 +238,7 @@ class Box:
             self._loopback = True
 
     def _show(self, request: dict[str, Any]) -> bool:
-        """Show a program's files in the root of commands, if it is an image's; say so where that fails."""
+        """Mount a program's files in the root of commands. On failure send a refusal and return False."""
         try:
             self._furnished.tree.show(request["shown"])
         except OSError as error:
@@ -274,7 +274,7 @@ class Box:
             link.setblocking(True)
             self._wire.send({"id": number, "socket": True}, files=[link.detach()])
 
-    # ---- what the commands say ----
+    # ---- messages of the commands ----
 
     def _hear(self, file: int) -> None:
         for run in list(self._runs.values()):
@@ -324,7 +324,7 @@ class Box:
         return more
 
     def _direct(self) -> Run | None:
-        """Return the command that has no reaper: what is below no reaper is its."""
+        """Return the command without a reaper, or None. Processes below no reaper belong to this command."""
         return next((run for run in self._runs.values() if not run.reaped), None)
 
     def _reapers(self, but: Run | None = None) -> set[int]:
@@ -385,7 +385,7 @@ class Box:
             self._hit(self._runs[max(shares, key=shares.__getitem__)], "out of memory")
 
     def _hit(self, run: Run, limit: str) -> None:
-        """End a command at a limit; of a shell the text that runs, where that is possible."""
+        """End a command at a limit. In a shell, only the running text is interrupted if it can be."""
         if isinstance(run, ShellRun) and run.call and run.result is None and run.interrupt(limit):
             return
         if run.result is None:

@@ -42,8 +42,8 @@ def unmount(target: str) -> None:
 
 
 def cloned_tree(path: str) -> int:
-    """Return a descriptor of a new mount of a folder that is attached nowhere: open_tree(2). It ends with its last
-    descriptor."""
+    """Clone the mount of a folder, and return a descriptor of the clone, which is attached nowhere: open_tree(2). The
+    clone ends with its last descriptor."""
     flags = ctypes.c_uint(OPEN_TREE_CLONE | os.O_CLOEXEC)
     return check_result(libc.syscall(OPEN_TREE, AT_FDCWD, os.fsencode(path), flags), f"open_tree {path}")
 
@@ -61,11 +61,11 @@ def attach_tree_at(tree: int, target: int) -> None:
 
 
 def open_in(root: int, path: str, flags: int, mode: int = 0) -> int:
-    """Open a path below a folder, which is the root of the links on the way; a link of /proc to what a process has open
-    is refused (ELOOP): openat2(2).
+    """Open a path below the folder `root`. Links on the way are resolved as if `root` were `/`; magic links of /proc
+    are refused (ELOOP): openat2(2).
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: the path cannot be opened.
     """
     how = struct.pack("QQQ", flags | os.O_CLOEXEC, mode, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
     return check_result(libc.syscall(OPENAT2, root, os.fsencode(path), how, ctypes.c_size_t(len(how))), path)

@@ -39,8 +39,8 @@ GOOD_PART = 4
 CPUS = len(os.sched_getaffinity(0))
 ARMED, NO_FOLDER, ENDED = b"!", b"d", b"e"
 STATUS = struct.Struct("<ciq")
-"""What the box is told: `ARMED`, once the command's restrictions hold, or `NO_FOLDER` and errno in a byte; by the
-reaper `ENDED`, the command's wait status and the largest number of KiB that it held."""
+"""Format of the reaper's report `ENDED`: the command's wait status, and its peak memory in KiB. The command itself
+reports `ARMED` once its restrictions hold, or `NO_FOLDER` and errno in a byte."""
 
 
 class TopLevel:
@@ -141,7 +141,7 @@ def command(
         _prepare(request, limits, files, report)
         gc.enable()
         if request["op"] == "python":
-            # not before: by an exception of another command's SIGINT it would end as one that cannot be confined
+            # not before: a SIGINT of another command would raise an exception that looks like a failed confinement
             signal.signal(signal.SIGINT, signal.default_int_handler)
             status = _run_python(body)
         elif "argv" in request:

@@ -38,10 +38,10 @@ COUNTS = {
     "max_inotify_instances": 8,
     "max_inotify_watches": 8192,
 }
-"""Counts of a user that all boxes share, with the most that one box may have."""
+"""Kernel's counts per user, which all boxes share, with the maximum for one box."""
 TCP_BYTES = 64 << 10
-"""Most that a TCP socket of a box holds in each direction. The kernel counts one that waits to be accepted for no
-group, so a box counts its sockets itself (`tcp_bytes`)."""
+"""Maximum bytes in a TCP socket of a box, in each direction. The kernel counts a connection that waits to be accepted
+for no group, so a box counts its sockets itself (`tcp_bytes`)."""
 NETWORK = {
     "core/somaxconn": "128",
     "ipv4/tcp_rmem": f"4096 {TCP_BYTES} {TCP_BYTES}",
@@ -52,7 +52,7 @@ NETWORK = {
 TERMINALS = 128
 """Maximum number of terminals of a box; the kernel has 4,096 for all."""
 SIGNALS = 1024
-"""Maximum number of queued signals and timers of a box; the kernel counts those of all boxes together, too."""
+"""Maximum number of queued signals and timers of a box; the kernel also counts the signals of all boxes together."""
 
 _python = ctypes.pythonapi
 
@@ -105,10 +105,9 @@ def furnish(limits: dict[str, Any], frozen: list[int]) -> Furnished:
     slow the box (capabilities(7), sched_setscheduler(2)). Commands inherit the limits and cannot undo them.
 
     Args:
-        limits: limits and files of the box (`BoxFiles`), its `user`, the `folder` of its commands, their
-            `variables` besides those of every box, or their whole `environment`,
-            whether they may begin `sessions`, `doors` into its control group, and how many processes and open files it
-            has itself (`own_processes`, `own_files`).
+        limits: limits and files of the box (`BoxFiles`), its `user`, the `folder` of its commands, their `variables` in
+            addition to those of every box, or their whole `environment`, whether they may begin `sessions`, `doors`
+            into its control group, and how many processes and open files it has itself (`own_processes`, `own_files`).
         frozen: descriptors of frozen layers (`BoxFiles`).
     """
     user = limits["user"]
@@ -162,8 +161,8 @@ def raise_loopback() -> None:
 
 
 def tcp_bytes() -> int:
-    """Return the most that this box's TCP sockets hold: `TCP_BYTES` each, those among them that nobody has accepted or
-    that are closed and not yet empty."""
+    """Return an upper bound on the bytes in this box's TCP sockets: `TCP_BYTES` for each, also for those that nobody
+    has accepted or that are closed and not yet empty."""
     count = 0
     for name in ("sockstat", "sockstat6"):
         try:
@@ -181,7 +180,7 @@ def address_space_bytes() -> int:
 
 
 def become_subreaper() -> None:
-    """Keep what a descendant of this process leaves behind below this process."""
+    """Make this process the parent of descendants whose own parent has ended."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -198,7 +197,7 @@ def narrow(address_bytes: int, cpu_s: int, processes: int, furnished: Furnished)
 
 
 def open_up() -> None:
-    """Open this command, which holds no descriptor of the box any more, to itself and to the box's other commands. The
-    kernel's out-of-memory killer takes it before the box's own process."""
+    """Allow access to this command's /proc entries for itself and the box's other commands. The command must hold no
+    descriptor of the box any more. The kernel's out-of-memory killer takes it before the box's own process."""
     _prctl(PR_SET_DUMPABLE, 1)  # without it, /proc/self would be closed to the command
     _write("/proc/self/oom_score_adj", "1000")

@@ -1,7 +1,7 @@
 """File operations in a box, run as commands of the box itself, without code of the policy.
 
-Each returns 0, or the errno that the parent raises. None of them waits: anything but a regular file (a pipe, a socket,
-a device, a folder) is refused at once. Standard library only, for Python >= 3.9.
+`run_on_files` returns 0, or the errno that the parent raises. Reading and writing never wait for a file: anything but a
+regular file (a pipe, a socket, a device, a folder) is refused at once. Standard library only, for Python >= 3.9.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TOLD = (
 """Errors that are reported unchanged even if a link led to the path."""
 
 MOST_DEPTH = 200
-"""Folders in each other that a tree may have."""
+"""Maximum nesting of folders in a tree."""
 CHANGED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EINVAL)
 """Errors of an entry that a command has removed, or replaced by another kind, since it was listed. EINVAL: a link's
 target was asked for (readlink(2))."""
@@ -85,7 +85,7 @@ def _error_of(number: int) -> OSError:
 
 
 def _readable(path: str, plain: bool) -> int:
-    """Open a regular file to read it; `plain`: refuse links, also in the folders on its way."""
+    """Open a regular file to read it. `plain`: refuse links, also among the folders of the path."""
     if not plain:
         return _plain(path, os.O_RDONLY)
     *folders, name = [part for part in path.split("/") if part]
@@ -97,7 +97,7 @@ def _readable(path: str, plain: bool) -> int:
 
 
 def _read(file: FileIO, most: int) -> None:
-    """Copy a file to stdout. A file of more than `most` bytes is refused, unread if its size tells."""
+    """Copy a file to stdout. A file of more than `most` bytes is refused, if possible before anything is copied."""
     if os.fstat(file.fileno()).st_size > most:
         raise _error_of(errno.EFBIG)
     room = most
@@ -110,7 +110,7 @@ def _read(file: FileIO, most: int) -> None:
 
 def _write(path: str, size: int, mode: int | None = None) -> None:
     """Copy `size` bytes of stdin to a file, creating its folders. Until it is complete the file has no name, so a
-    failed or killed write leaves the old content and no trace. It has `mode`, or that of the file before."""
+    failed or killed write leaves the old content and no trace. Its mode is `mode`, or the replaced file's."""
     path = os.path.realpath(path) if os.path.islink(path) else path
     folder = os.path.dirname(path) or "."
     os.makedirs(folder, exist_ok=True)
@@ -142,7 +142,7 @@ def _write(path: str, size: int, mode: int | None = None) -> None:
 
 
 def _list(path: str, most: int) -> None:
-    """Write a folder's entries to stdout: for each its kind, its name and a NUL. What goes away meanwhile is left
+    """Write a folder's entries to stdout: for each its kind, its name and a NUL. Entries that vanish meanwhile are left
     out. More than `most` bytes are refused."""
     with os.scandir(os.fsencode(path)) as entries:
         for entry in entries:
@@ -186,9 +186,9 @@ def _unpack_entry(entry: dict[str, Any], target: str) -> None:
 
 
 def pack(path: str, most: int) -> None:
-    """Write the tree below a folder to stdout, without following links, also where a command puts one while this reads.
-    What goes away meanwhile is left out, and of folders that are foreign (`_is_foreign`) the contents. More than `most`
-    bytes, with names, are refused."""
+    """Write the tree below a folder to stdout. Links are not followed, not even new ones. Left out are entries that
+    vanish meanwhile, and the contents of foreign folders (`_is_foreign`). More than `most` bytes, names included, are
+    refused."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     _pack_folder(folder, "", most, MOST_DEPTH)
 
@@ -234,7 +234,7 @@ def _pack_entry(folder: int, path: str, most: int, depth: int) -> int:
 
 
 def _pack_content(opened: int, size: int) -> None:
-    """Write `size` bytes of an open file, and close it. What a command cuts off meanwhile is zeros."""
+    """Write `size` bytes of an open file, and close it. If a command shortens the file meanwhile, zeros follow."""
     with open(opened, "rb", buffering=0) as file:
         while size and (piece := file.read(min(size, PIECE_BYTES))):
             sys.stdout.buffer.write(piece)
@@ -244,8 +244,8 @@ def _pack_content(opened: int, size: int) -> None:
 
 
 def _is_foreign(folder: int, outer: int) -> bool:
-    """Return whether a folder is no part of the box's files, unlike the one that it lies in: its processes, or what is
-    shown in it."""
+    """Return whether a folder is not part of the box's files, unlike its parent folder `outer`: /proc, or a read-only
+    mount."""
     device = os.fstat(folder).st_dev
     if device == os.fstat(outer).st_dev:
         return False

@@ -110,8 +110,8 @@ SOL_SOCKET, SOL_TCP = 1, 6
 PROGRAM_OPTIONS = (26, 50, 51, 52)
 """SO_ATTACH_FILTER, ATTACH_BPF, ATTACH_REUSEPORT_CBPF and ATTACH_REUSEPORT_EBPF: programs in the kernel."""
 RECEIVE_OPTIONS, SEND_OPTIONS = (8, 33), (7, 32)
-"""SO_RCVBUF and RCVBUFFORCE; SO_SNDBUF and SNDBUFFORCE. What lies in the queue of a connection that nobody has accepted
-is counted for no group, so its size stays as the box sets it."""
+"""SO_RCVBUF and RCVBUFFORCE; SO_SNDBUF and SNDBUFFORCE. The queue of a connection that nobody has accepted is counted
+for no group, so its size stays as the box sets it."""
 TCP_ULP = 31
 F_SETPIPE_SZ = 1031
 F_OFD_LOCKS = (36, 37, 38)
@@ -130,7 +130,7 @@ class Decision(NamedTuple):
     """Decision by one argument of a call, or by its number.
 
     Attributes:
-        offset: place of what is compared, in struct seccomp_data.
+        offset: offset of the compared value in struct seccomp_data.
         cases: values with their outcomes, an answer or a further check.
         otherwise: outcome of every other value.
         operation: comparison, `EQUAL` or `ANY_BIT`.
@@ -158,14 +158,14 @@ class Rules(NamedTuple):
 
 
 def numbers(calls: str) -> dict[str, int]:
-    """Return the numbers of a list of calls on this machine, by name."""
+    """Parse a table of system calls: name -> number on this machine."""
     column = COLUMNS[platform.machine()]
     entries = (entry.split(":") for entry in calls.split())
     return {name: int(columns[column]) for name, *columns in entries if columns[column] != "-"}
 
 
 def _argument(index: int) -> int:
-    """Return the place of the lower half of an argument: the kernel takes these as 32 bits."""
+    """Return the offset of an argument's lower 32 bits; the kernel reads no more of these arguments."""
     return ARGUMENTS_AT + 8 * index
 
 

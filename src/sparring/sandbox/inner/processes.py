@@ -55,10 +55,10 @@ def end_all(spared: Iterable[int] = (), only: int | None = None) -> None:
     """End processes of the box until none is left. Called as pid 1.
 
     Args:
-        spared: reapers that live on, with what is below them. Without any, kill(-1) reaches all processes at once, even
-            while one forks. Beside others, processes are stopped until no new one appears, and then killed; what does
-            not end in `PATIENCE_S` takes all others with it.
-        only: reaper whose processes alone are to end, with itself.
+        spared: reapers that live on, with all processes below them. If there are none, kill(-1) reaches all processes
+            at once, even while one forks. Otherwise processes are stopped until no new one appears, and then killed. If
+            they do not end within `PATIENCE_S`, all processes are killed, also the spared ones.
+        only: reaper that alone is to end, with all processes below it.
     """
     spared, until = set(spared), time.monotonic() + PATIENCE_S
     while (spared or only) and (doomed := _stopped(spared, only, until)):
@@ -74,8 +74,8 @@ def end_all(spared: Iterable[int] = (), only: int | None = None) -> None:
 
 
 def _stopped(spared: set[int], only: int | None, until: float) -> set[int]:
-    """Stop all that has to end, and return it; at the time `until`, what was found so far: one that is spared may go on
-    waking what forks."""
+    """Stop all processes that have to end, and return them. At the time `until`, return those found so far: a spared
+    process may wake the others again and again."""
     stopped: set[int] = set()
     while True:
         tree = parents()
@@ -90,8 +90,8 @@ def _stopped(spared: set[int], only: int | None, until: float) -> set[int]:
 
 
 def _reap(pid: int) -> bool:
-    """Wait for a child that was killed; False if there is none. Another's child comes to pid 1 when its parent has
-    ended."""
+    """Wait for a killed child; return False if there is no such child. A grandchild becomes a child of pid 1 when its
+    parent has ended."""
     try:
         os.waitpid(pid, 0)
     except ChildProcessError:
@@ -100,7 +100,7 @@ def _reap(pid: int) -> bool:
 
 
 def reap_orphans(but: int) -> None:
-    """Reap what has ended and has no other parent, up to the process `but`."""
+    """Reap ended children of this process, up to the process `but`, whose `Run` reaps it."""
     try:
         while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             if ended.si_pid == but:
@@ -118,8 +118,7 @@ def resident_bytes() -> dict[int, int]:
 
 
 def command_lines(but: Iterable[int]) -> list[str]:
-    """Return the command line of each process of the box but its pid 1 and these, or the name of one that has none of
-    its own yet."""
+    """Return the command line of each process of the box except pid 1 and `but`; of a process without one, its name."""
     found, own = [], _line_of(1)
     for pid in sorted({int(entry) for entry in os.listdir("/proc") if entry.isdigit()} - {1, *but}):
         try:

@@ -9,11 +9,11 @@ has a folder for each part of the box's files:
     usr     in boxes of the image "host" a part of its own, as is each other folder of the host's programs
 
 A part is a plain folder while nothing lies below its layer, and an overlay otherwise: over the frozen layers, and over
-what the image has below those. A snapshot freezes the last layer and begins the next one. A fork of it is a box whose
-first layers are the frozen ones of another box.
+the image's files below those. A snapshot freezes the last layer and begins the next one. A fork of a snapshot is a box
+whose first layers are the frozen ones of another box.
 
-Layers pass between boxes as mounts that are attached nowhere, each in one descriptor. Attaching uses it up, so whoever
-attaches one gives a new one back. What the descriptors hold ends with the last of them: no file and no mount is left.
+Layers pass between boxes as mounts that are attached nowhere, each in one descriptor. Attaching a layer uses its
+descriptor up, so a box gives a new one back. A layer ends with its last descriptor: no file and no mount is left.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ ROOT = "root"
 image."""
 PROGRAMS = ("usr", "bin", "sbin", "lib", "lib32", "lib64")
 LAYER_INODES = 64
-"""Files and folders that a layer needs for itself. Each gets its own, so that commands cannot use them up."""
+"""Inodes that a layer needs for itself. They are reserved for each layer, so that commands cannot use them up."""
 PLACE = 210
-"""Lowest descriptor of the box's files. Commands get theirs below it before they enter the root."""
+"""Lowest number for the descriptor of the box's tmpfs. Until commands enter the root, theirs are lower."""
 MOST_NAMES = 1 << 20
-"""Bytes of a file of names to which a box adds its own."""
+"""Maximum size of a file such as /etc/passwd to which a box adds a line, in bytes."""
 SYSTEM = "cpuinfo filesystems loadavg meminfo stat swaps uptime version vmstat".split()
 """Files of /proc about the whole machine that ps, free, top and their like read."""
 REPLACED = ("dev", "proc", "box", "tmp", "agent", "mnt")
@@ -64,7 +64,7 @@ class BoxFiles:
     Args:
         limits: limits and root of the box: `disk`, its `user`, `image` ("python", "host" or "layers") and `layers`, the
             unpacked layers of an image, lowest first.
-        frozen: descriptors of frozen layers of another box, lowest first. They are used up.
+        frozen: descriptors of frozen layers of another box, lowest first. The descriptors are used up.
 
     Attributes:
         returned: new descriptors of these layers.
@@ -122,11 +122,11 @@ class BoxFiles:
 
     @property
     def has_frozen(self) -> bool:
-        """Whether a snapshot of the box was made: it keeps the whole tmpfs."""
+        """Whether a snapshot of the box was made. A snapshot keeps the whole tmpfs in memory."""
         return self._last > self._first
 
     def drop_last(self) -> None:
-        """Remove what was written to the last layer. No process of the box may live."""
+        """Remove the files of the last layer. No process of the box may run any more."""
         os.fchdir(self._place)
         for name in ("l", "w"):
             _empty(f"{name}/{self._last}")
@@ -215,8 +215,8 @@ class BoxFiles:
         _mount_proc(f"{ROOT}/proc")
 
     def _copy_host_root(self) -> None:
-        """Fill the root as bubblewrap's: its links and small files, its folders of programs as parts, and what else it
-        shows, which stays read-only."""
+        """Fill the root as bubblewrap's: its links and small files, its folders of programs as parts, and its other
+        folders read-only."""
         for name in os.listdir("/"):
             source, target = f"/{name}", f"{ROOT}/{name}"
             if os.path.islink(source):
@@ -244,7 +244,7 @@ class BoxFiles:
 
 
 def _mount_proc(target: str) -> None:
-    """Mount a /proc with the box's processes and the files of `SYSTEM`: the whole, with covers over the rest."""
+    """Mount a whole /proc, and cover all but the box's processes and the files of `SYSTEM`."""
     mount("proc", target, "proc", MS_NOSUID_NODEV | MS_NOEXEC)
     for entry in os.scandir(target):
         if not entry.name.isdigit() and entry.name not in SYSTEM and not entry.is_symlink():
@@ -252,8 +252,8 @@ def _mount_proc(target: str) -> None:
 
 
 def _give_names(user: int) -> None:
-    """Add the host and the user to an image's files of names, unless they are there: whoever runs an image gives them.
-    What cannot be read or written is left as it is."""
+    """Add the box's host name and user to an image's /etc/hosts, /etc/passwd and /etc/group, unless they are there. A
+    file that cannot be read or written stays as it is."""
     line = f"{'agent' if user else 'root'}:x:{user}:"
     root = os.open(ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -266,8 +266,8 @@ def _give_names(user: int) -> None:
 
 
 def _add_line(root: int, path: str, line: str, is_there: re.Pattern[bytes]) -> None:
-    """Add a line to a file below a root, unless the file has one that matches. A file of a frozen layer is copied only
-    where it lacks the line."""
+    """Add a line to a file below a root, unless the file has a line that matches. Only then is a file of a frozen layer
+    opened for writing, which copies it."""
     try:
         os.close(_open_file(root, path))
         with open(open_in(root, path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as there:
@@ -286,8 +286,8 @@ def _is_folder(path: str) -> bool:
 
 
 def _show_in(root: int, path: str) -> None:
-    """Attach a clone of the mount at a path, at the same path below a root, unless it is there. A command may have
-    moved what was shown before."""
+    """Attach a clone of the mount at a path, at the same path below a root, unless the mount is there already. A
+    command may have moved an earlier clone."""
     if os.path.islink(path):
         _link_in(root, path)
         return
@@ -324,7 +324,7 @@ def _is_link_to(target: str, name: str, folder: int) -> bool:
 
 
 def _open_file(root: int, path: str) -> int:
-    """Open what is no folder below a root, without waiting; make what is missing of it."""
+    """Open a path below a root that is no folder, without waiting. Create the file and its folders if missing."""
     try:
         file = open_in(root, path, os.O_PATH)
     except FileNotFoundError:
@@ -338,7 +338,7 @@ def _open_file(root: int, path: str) -> int:
 
 
 def _open_folder(root: int, path: str) -> int:
-    """Open a folder below a root; make what is missing of it."""
+    """Open a folder below a root. Create it, and the folders above it, if they are missing."""
     try:
         return open_in(root, path, os.O_PATH | os.O_DIRECTORY)
     except FileNotFoundError:
@@ -354,7 +354,7 @@ def _open_folder(root: int, path: str) -> int:
 
 
 def _empty(path: str) -> None:
-    """Remove what a folder contains, however deep, with two folders open at once: what lies deeper is moved up."""
+    """Remove what a folder contains, however deep, with two folders open at once: deeper entries are moved up first."""
     top, prefix, number = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW), os.urandom(8).hex(), 0
     while names := os.listdir(top):
         for name in names:
@@ -371,7 +371,7 @@ def _empty(path: str) -> None:
 
 
 def _is_unlinked(name: str, folder: int) -> bool:
-    """Remove an entry unless it is a folder, which is then told."""
+    """Remove an entry; return False if it is a folder."""
     try:
         os.unlink(name, dir_fd=folder)
     except IsADirectoryError:
@@ -380,7 +380,7 @@ def _is_unlinked(name: str, folder: int) -> bool:
 
 
 def _make_folder(path: str) -> None:
-    """Make a folder in place of whatever else an image or a command left at a path, a link to elsewhere above all."""
+    """Make a folder at a path. Any other entry that an image or a command left there, such as a link, is removed."""
     if os.path.lexists(path) and not _is_folder(path):
         os.unlink(path)
     os.makedirs(path, 0o755, exist_ok=True)

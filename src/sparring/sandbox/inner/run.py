@@ -31,7 +31,7 @@ class Output:
         self._head, self._tail = bytearray(), bytearray()
 
     def add(self, piece: bytes) -> None:
-        """Keep what fits."""
+        """Add a piece, and keep the bytes that fit."""
         self.total += len(piece)
         room = self._most_head - len(self._head)
         self._head += piece[:room]
@@ -49,14 +49,14 @@ class Run:
 
     Args:
         body: code, or standard input.
-        reaped: whether it has a reaper; else pid 1 itself is it.
+        reaped: whether the command has a reaper; if not, pid 1 itself reaps.
 
     Attributes:
-        kept: whether it keeps its processes after its own end, until the parent closes it.
-        pid: process id of its reaper, or of the command that has none.
-        armed: whether it is confined.
-        ending: descriptor that can be read when it may have ended.
-        result: header of what the parent was told about its end; None before.
+        kept: whether the command's processes live on after its own end, until the parent closes it.
+        pid: process id of the reaper, or of the command itself if it has no reaper.
+        armed: whether the command is confined.
+        ending: descriptor that can be read when the command may have ended.
+        result: header of the report to the parent on the command's end; None before the end.
         credit: bytes of output that the parent still takes; None if it takes none before the end.
     """
 
@@ -96,7 +96,7 @@ class Run:
             self.ending = os.pidfd_open(self.pid)
 
     def _open(self, request: dict[str, Any]) -> tuple[int, ...]:
-        """Open the streams; return the command's ends."""
+        """Open the streams; return the command's descriptors of them."""
         self.streams: dict[int, str] = {}
         if request.get("columns"):
             self.feed, slave = os.openpty()
@@ -116,18 +116,18 @@ class Run:
         fcntl.ioctl(self.feed, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def files(self) -> list[int]:
-        """Return the descriptors that the box holds of it."""
+        """Return the descriptors that the box holds for the command."""
         return [file for file in {self.report, self.ending, self.feed, *self.streams} if file >= 0]
 
     def close(self) -> None:
-        """Close what the box holds of it."""
+        """Close the descriptors that the box holds for the command."""
         for file in self.files():
             os.close(file)
         self.report = self.ending = self.feed = -1
         self.streams.clear()
 
     def feed_on(self) -> int:
-        """Write what waits for standard input; return how many bytes the parent may send on."""
+        """Write pending standard input to the command; return how many more bytes the parent may send."""
         try:
             while self.input:
                 count = os.write(self.feed, self.input[:PIECE_BYTES])
@@ -146,12 +146,12 @@ class Run:
         return taken
 
     def feed_more(self, body: bytes, ends: bool) -> None:
-        """Add to what waits for standard input."""
+        """Add to the pending standard input."""
         self.input = memoryview(bytes(self.input) + body if self.input else body)
         self.input_ends |= ends
 
     def read_on(self, file: int, tell: Callable[[str, bytes], None]) -> bool | None:
-        """Store, and `tell`, the next piece of a stream. Return False at its end, None if it is empty."""
+        """Read a piece of a stream, keep it and `tell` it. Return False at the stream's end, None without a piece."""
         try:
             piece = os.read(file, PIECE_BYTES)
         except BlockingIOError:
@@ -168,14 +168,14 @@ class Run:
         return True
 
     def hear_end(self) -> None:
-        """Take the status of a command that has no reaper and has ended."""
+        """Read the exit status of an ended command that has no reaper."""
         while self.hear():  # what it told before is there
             pass
         _, status, used = os.wait4(self.pid, 0)
         self.code, self._peak_bytes = os.waitstatus_to_exitcode(status), used.ru_maxrss << 10
 
     def hear(self) -> bool:
-        """Read what the reaper and the command's confinement tell. Return False once there is nothing more to come."""
+        """Read the reports of the command and its reaper. Return False at the end of the reports."""
         try:
             said = os.read(self.report, 64)
         except BlockingIOError:
@@ -196,11 +196,11 @@ class Run:
 
     @property
     def begun(self) -> bool:
-        """Whether it does what was asked for."""
+        """Whether the command has begun: it is confined."""
         return self.armed
 
     def check_confined(self) -> None:
-        """Raise if the command ended by itself before it was confined. Another command may have killed it."""
+        """Raise RuntimeError if the command ended by itself before it was confined, and was not killed."""
         if self.code is not None and self.code >= 0 and not self.armed:
             said = b"".join(self.outputs["stderr"].kept()).decode("utf-8", "replace")
             raise RuntimeError(f"the command could not be confined: {said}")

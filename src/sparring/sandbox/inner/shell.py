@@ -1,4 +1,4 @@
-"""A shell that lives on, as the box sees it: one text after another. Standard library only, for Python >= 3.9."""
+"""Long-running shell, as the box sees it: one text after another. Standard library only, for Python >= 3.9."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def shell_line(limits: dict[str, Any]) -> list[str]:
 
 
 class ShellRun(Run):
-    """Running shell. It reads each text as the argument of `eval`, and then says the text's number and status.
+    """Running shell. It reads each text as the argument of `eval`, and then reports the text's number and status.
 
     Attributes:
-        call: number of the text that runs; None if none does.
+        call: number of the running text; None if no text runs.
     """
 
     def __init__(self, request: dict[str, Any], limits: dict[str, Any], reaped: bool = True) -> None:
@@ -49,17 +49,17 @@ class ShellRun(Run):
         return (*inner, said)
 
     def files(self) -> list[int]:
-        """Return the descriptors that the box holds of it."""
+        """Return the descriptors that the box holds for the shell."""
         return [*super().files(), *([self.heard] if self.heard >= 0 else [])]
 
     def close(self) -> None:
-        """Close what the box holds of it."""
+        """Close the descriptors that the box holds for the shell."""
         super().close()
         self.heard = -1
 
     @property
     def begun(self) -> bool:
-        """Whether it reads texts."""
+        """Whether the shell reads texts."""
         return self.call != 0
 
     def say(self, request: dict[str, Any], text: bytes) -> None:
@@ -75,7 +75,7 @@ class ShellRun(Run):
         self.feed_more(b"%s'%s' </dev/null 9>&-\n_said %d\n" % (self._eval, quoted, self.call), ends=False)
 
     def interrupt(self, limit: str) -> bool:
-        """Interrupt the text that runs, once more; what ran before it goes on. Return False if it does not let go."""
+        """Interrupt the running text once more, but not older jobs. Return False if it has had too much time."""
         self.limit = self.limit or limit
         self._rounds += 1
         fresh = below({self.pid}, parents()) - self._before
@@ -86,7 +86,7 @@ class ShellRun(Run):
         return self._rounds * POLL_S < GRACE_S
 
     def hear_status(self) -> int | None:
-        """Return the status of the text, if it has ended."""
+        """Return the exit status of the running text; None if it has not ended."""
         try:
             self._heard += os.read(self.heard, 1 << 12)
         except BlockingIOError:
@@ -99,7 +99,7 @@ class ShellRun(Run):
         return None
 
     def told_call(self, status: int | None) -> tuple[dict[str, Any], list[bytes]]:
-        """Return the header of a text's end, and the bodies; `status` is None if the shell has ended with it."""
+        """Return header and bodies of a text's end; `status` is None if the shell has ended with the text."""
         code, self.code = self.code, -9 if self.limit else status if status is not None else self.code
         header, parts = self.told()
         header["call"], self.code, self.call = self.call, code, None

@@ -58,7 +58,7 @@ class Uncrossable(Exception):
 
 
 class Broken(Exception):
-    """The other end has ended, or violates the wire form."""
+    """The other process has ended, or violates the wire form."""
 
 
 # ---- values ----

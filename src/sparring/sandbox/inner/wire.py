@@ -1,9 +1,9 @@
 """Frames between a box and its parent, as the box reads and writes them: without waiting, and without growing.
 
 A frame, both ways: two little-endian uint32 (bytes of header, bytes of body), a JSON header, a body of raw bytes. A
-header has the number of its command in `id`. What may be on its way is bounded by credit: for each command the parent
-says how many bytes of output it still takes, and the box says how many bytes of input it has passed on. Standard
-library only, for Python >= 3.9.
+header has the number of its command in `id`. Credit bounds the bytes in flight: for each command the parent reports how
+many bytes of output it still takes, and the box how many bytes of input it has passed on. Standard library only, for
+Python >= 3.9.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 PIECE_BYTES = 1 << 16
 CROWDED_BYTES = 1 << 18
-"""Bytes that wait for the parent, from which commands' output is no longer read."""
+"""Number of bytes waiting for the parent, from which on the output of commands is not read."""
 
 
 class Wire:

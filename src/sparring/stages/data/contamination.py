@@ -37,10 +37,10 @@ def check_unseen(files: RunFiles, factory: EnvFactory, tasks: Sequence[Task]) ->
 
 
 def note_shown(files: RunFiles, factory: EnvFactory, held_out: Mapping[str, str]) -> None:
-    """Record digests of the tasks that this run and the runs before it trained on, for the runs after it.
+    """Record digests of the tasks that this run and the runs of `run.after` trained on, for later runs.
 
     Args:
-        held_out: ids of held-out tasks by their identity.
+        held_out: ids of held-out tasks by `identity(task)`.
 
     Raises:
         BadInput: this run trained on a held-out task.
@@ -87,8 +87,8 @@ def _digest(text: str) -> int:
 def check_unseen_files(config: RunConfig, tasks: Sequence[Task]) -> None:
     """Refuse rows of `[sft] data` and `[preference] data` that show a held-out task.
 
-    A row shows a task if it has the task's prompt, or if one of its user messages is the last user message of that task
-    and of no other. Tasks with a key are not compared by text.
+    A row shows a task if the row has the task's prompt, or if a user message of the row is the last user message of
+    that task and of no other held-out task. Tasks with a `Task.key` are not compared.
     """
     keyless = [task for task in tasks if not task.key]
     last = Counter(_last_user_message(task) for task in keyless)
@@ -107,8 +107,8 @@ def _prompts_in_files(config: RunConfig) -> Iterator[tuple[str, list[str]]]:
 
 
 def _rows_in_files(config: RunConfig) -> Iterator[tuple[str, Sequence[Message]]]:
-    """Yield the place and the messages of each row in the training files. For a row of preferences, the messages are
-    its prompt."""
+    """Yield file and row number, and the messages, of each row in the training files. Of a preference row, only the
+    prompt is yielded."""
     if "sft" in config.run.stages and config.sft.data is not None:
         rows = read_conversations(config.sft.data, config.world.columns.mapping())
         yield from ((f"{config.sft.data}, row {number}", messages) for number, messages in enumerate(rows, 1))

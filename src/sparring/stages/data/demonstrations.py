@@ -77,8 +77,8 @@ class Conversation:
 
 
 async def demonstrations(context: Context, renderer: Renderer, longest: int) -> list[tuple[str, Rendered]]:
-    """Return all demonstrations of the run as (name, tokens with their sampled marks): the rows of `[sft] data`, or the
-    expert's conversations that solve their task, in task order."""
+    """Return all demonstrations of the run as (name, tokens with their sampled marks): the rows of the file
+    (`conversation_file`), or the expert's conversations that solve their task, in task order."""
     imitator = None if conversation_file(context) is not None else imitator_of(context, renderer)
     solved = solved_conversations(await conversations(context, None, imitator))
     return [(c.name, rendered(c, renderer, longest)) for c in solved]
@@ -157,7 +157,7 @@ def read_demonstrations(files: RunFiles, factory: EnvFactory) -> list[Conversati
 
 
 def conversation_of(name: str, transcript: Transcript, **of: Any) -> Conversation:
-    """Return a branch as a conversation to imitate; `of` are its other fields, such as role and score."""
+    """Return a branch as a conversation to imitate. `of`: further fields of `Conversation`, such as role and score."""
     return Conversation(
         name=name,
         messages=transcript.messages,
@@ -170,7 +170,7 @@ def conversation_of(name: str, transcript: Transcript, **of: Any) -> Conversatio
 
 
 async def conversations(context: Context, most: int | None, imitator: Imitator | None = None) -> list[Conversation]:
-    """Return the first `most` conversations to imitate (None: all): rows of the file, else the expert's."""
+    """Return the first `most` conversations to imitate (all if `most` is None): rows of the file, else the expert's."""
     if conversation_file(context) is not None:
         return read_demonstrations(context, context.factory)[:most]
     return await play_experts(context, demonstration_tasks(context.config, context.factory)[:most], imitator)
@@ -180,7 +180,7 @@ def demonstration_tasks(config: RunConfig, factory: EnvFactory) -> list[Task]:
     """Return the tasks that experts demonstrate.
 
     Raises:
-        BadInput: the environment has no such task.
+        BadInput: the environment has no tasks to demonstrate.
     """
     source = factory.tasks("demonstration", config.run.seed)
     tasks = list(iter(source.next, None))
@@ -205,8 +205,8 @@ async def play_experts(context: Context, tasks: Sequence[Task], imitator: Imitat
 
 
 def advice_without_expert(config: RunConfig, own: str, of_sft: str) -> str:
-    """Return the advice for an environment without demonstrations: `own` for its author, `of_sft` for a run with the
-    sft stage. Without that stage demonstrations only train a fresh tokenizer."""
+    """Return the advice for an environment without demonstrations: `own`; `of_sft` if the run has the sft stage, else a
+    checkpoint, because then only a fresh tokenizer needs demonstrations; or `sft.data`."""
     other = "start from a checkpoint (models.policy.path)"
     return f"{own}, or {of_sft if 'sft' in config.run.stages else other}, or set sft.data"
 
@@ -215,7 +215,7 @@ class Demonstrations:
     """Player of rollouts with scripted replies and real tools; each rollout has its own environment.
 
     Args:
-        imitator: policy that will imitate its roles: their prompts must fit its context, and programs are told its
+        imitator: policy that will imitate the conversations: they must fit its context, and agent programs get its
             limits. None: tokens are not counted.
         fits: whether a conversation longer than the imitator's context is refused.
     """
@@ -255,8 +255,8 @@ class Demonstrations:
             retries: number of further tries after the infrastructure broke.
 
         Raises:
-            BadInput: the task or one of its roles has no expert, or as `play`.
-            InfraError: as `play`.
+            BadInput: the task or one of its roles has no expert; also for the reasons of `play`.
+            InfraError: for the reasons of `play`.
         """
         for retry in range(1, retries + 1):
             try:
@@ -272,7 +272,7 @@ class Demonstrations:
         """Play and score one rollout with scripted replies, within the limits of the run.
 
         Args:
-            replies: script of the replies; one for each role in an environment of several roles.
+            replies: script of the replies; with several roles in the environment, one script for each role.
 
         Returns:
             A conversation for each branch of each role that was asked, at least one.
@@ -376,8 +376,8 @@ def _no_requests(task: Task, harness: str, error: Unanswered) -> BadInput:
 
 
 def _over_context(task: Task, room: int, positions: int) -> BadInput:
-    """Return the error for an expert whose prompts or replies do not fit the `room` of the policy's context; more
-    `positions` of its model mean that the cache is the limit."""
+    """Return the error for an expert whose prompts or replies do not fit the policy's context of `room` tokens. If its
+    model has more `positions`, the engine's cache is the limit."""
     actual = f"more in the demonstration of task {task.id}"
     if room < positions:
         return refusal("engine.kv.bytes", f"prompts of fewer than the {room} tokens of the cache", actual, "raise it")

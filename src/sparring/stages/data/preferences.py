@@ -52,8 +52,8 @@ def reward_rows(config: RunConfig) -> list[Preference] | list[Solution] | list[J
 
 
 def check_compared(config: RunConfig, factory: EnvFactory) -> tuple[list[str], list[Conversation]]:
-    """Refuse missing data of either stage, and adapters in the reward_model stage, which trains whole weights; return
-    facts, one sentence each, and the conversations that will be trained on."""
+    """Refuse a preference or reward_model stage without data, and adapters in the reward_model stage, which trains
+    whole weights. Return facts, one sentence each, and the conversations that will be trained on."""
     facts, pairs = [], []
     tools = factory.make().tools
     for stage, read in (("preference", preference_rows), ("reward_model", reward_rows)):
@@ -141,7 +141,7 @@ def render_sides(
     """Yield the name, label, ids and marks of each reply of a row, as `render_reply` returns them.
 
     Raises:
-        BadInput: as `render_reply`, or both replies have the same ids.
+        BadInput: for the reasons of `render_reply`, or both replies have the same ids.
     """
     seen = None
     for label, side, replied in ((CHOSEN, "chosen", row.chosen), (REJECTED, "rejected", row.rejected)):
@@ -155,18 +155,18 @@ def render_sides(
 
 
 def same_ids(where: str) -> BadInput:
-    """Return the refusal of a row whose replies differ as text and not as ids: nothing can be learned from them."""
+    """Return the error for a row whose replies have equal token ids, so that nothing can be learned from the row."""
     actual = "the same ids twice: the chat format writes both alike"
     return refusal(where, "two replies of different tokens", actual, "correct the row or leave it out")
 
 
 def rate(right: int, count: int) -> dict[str, float]:
-    """Return `accuracy` with its 95 % interval, `low` to `high`, over `count`."""
+    """Return `accuracy`, the share `right / count`, with `low` and `high` of its 95 % interval, and `count`."""
     low, high = wilson(right, count)
     return {"accuracy": right / count, "low": low, "high": high, "count": count}
 
 
 def in_words(figures: dict[str, float], what: str) -> str:
-    """Write a `rate` in words."""
+    """Return a result of `rate` as text."""
     interval = f"{figures['low']:.1%} to {figures['high']:.1%}"
     return f"held out: {figures['accuracy']:.1%} of {figures['count']} {what} ({interval})"

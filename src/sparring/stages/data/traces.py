@@ -1,8 +1,8 @@
 """Rows of traces: conversations in the form that vendors take for fine-tuning, one row for each branch.
 
-A row has `messages`. Other keys stand only where they differ from the default: `tools`, if the requests had other tools
-than the environment; `prompt_messages`, the length of the first prompt, if that contains replies; and in a message
-`weight` 0, if the reply is context only and is not imitated.
+A row has `messages`. Other keys are present only with values other than the default: `tools`, if the requests had other
+tools than the environment; `prompt_messages`, the length of the first prompt, if that contains replies; and in a
+message `weight` 0, if the reply is context only and is not imitated.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def transcript_of(
     """Return the branch of a row.
 
     Args:
-        world_tools: tools of a row that names none.
+        world_tools: tools of a row without `tools`.
 
     Raises:
         BadInput: tools, weights or `prompt_messages` do not parse, or the row has nothing to imitate.

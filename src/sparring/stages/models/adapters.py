@@ -37,7 +37,7 @@ def trained_folder(files: RunFiles, source: Path) -> Path:
 
 
 def show_adapter(files: RunFiles, stage: str) -> None:
-    """Copy the adapter that a stage wrote to `<run>/lora`, whole or not at all. An untrained adapter is not copied."""
+    """Copy a stage's output adapter into `<run>/lora`, whole or not at all. An untrained adapter is not copied."""
     written = files.output(stage)
     if stage in NON_POLICY_STAGES or not written.is_relative_to(files.folder):
         return
@@ -63,7 +63,7 @@ def fresh(base: Path, lora: LoraConfig, seed: int) -> dict[str, Any]:
 
 
 def check_lora(config: RunConfig) -> list[str]:
-    """Refuse adapters that the engine cannot serve, or that differ from the adapter in the checkpoint."""
+    """Refuse adapters that the engine cannot serve, or that have other settings than the checkpoint's adapter."""
     lora, start, kind = config.models[POLICY].lora, given_checkpoint(config), config.engine.kind
     if lora is not None and kind in ALONE:
         actual, fix = f"rank {lora.rank}", 'leave it out, or set engine.kind = "native" or "remote"'

@@ -1,4 +1,4 @@
-"""Annotators that the algorithm needs: they add values to rows before credit."""
+"""Annotators that the algorithm needs. An annotator adds values to rows before credit is computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Context length of a model: its outline, and the maximum number of tokens of one conversation."""
+"""Context length of a model: its outline (shapes only), and the maximum number of tokens of a conversation."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def outline_of(folder: Path, head: str = "tokens") -> Outline:
-    """Return the outline of the checkpoint in `folder`, or of an adapter's base, whose model must have this head
-    (`model.load.load`). Imports torch.
+    """Return the outline of the checkpoint in `folder`, for an adapter of its base. The model must have the head
+    `head`, as in `model.load.load`. Imports torch.
 
     Raises:
-        BadInput: the folder has no weights; or as `read_config` and `outline`.
+        BadInput: the folder has no weights; also for the reasons of `read_config` and `outline`.
     """
     from sparring.model.load import read_config
     from sparring.model.outline import outline
@@ -35,8 +35,8 @@ def outline_of(folder: Path, head: str = "tokens") -> Outline:
 
 
 def engine_of(config: RunConfig, name: str) -> EngineConfig:
-    """Return the engine settings of a model, as clusters have them: `[engine]` is the policy's, and other models share
-    a native one."""
+    """Return the engine settings of model `name`, as a cluster uses them: `[engine]` for the policy and, if native, for
+    all models; otherwise the defaults."""
     return config.engine if name == POLICY or config.engine.kind == "native" else EngineConfig()
 
 

@@ -71,7 +71,7 @@ def explained_variance(mean: float, *, return_square: float, error: float, error
     """Return 1 - variance of the error / variance of the return, or None for constant returns. The error is return -
     value; each argument is a mean over tokens.
 
-    It is 1 for a perfect critic, 0 for a critic with a constant value, and negative for a worse critic.
+    The result is 1 for a perfect critic, 0 for a critic with a constant value, and negative for a worse critic.
     """
     spread = return_square - mean**2
     return None if spread <= LEAST_SPREAD * return_square else 1.0 - (error_square - error**2) / spread

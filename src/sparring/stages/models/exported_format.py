@@ -28,8 +28,8 @@ KEPT = ("bos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_
 
 
 def write_format(out: Path, source: Path, config: RunConfig, store: Store) -> list[str]:
-    """Write chat template and generation settings of a run into `out`, which has the files of `source`. Return how many
-    of the prompts in the run's `store` the template writes, and which it cannot write, in sentences."""
+    """Write chat template and generation settings of a run into `out`, which has the files of `source`. Return
+    sentences about the recorded prompts in `store`: how many the template writes, and which not."""
     renderer = renderer_of(config, source)
     _write_generation(out, config, renderer)
     tokenizer = load_tokenizer(source)

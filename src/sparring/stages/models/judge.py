@@ -1,4 +1,4 @@
-"""Judges of rubrics: their models answer, and an evaluation has a reward without a group."""
+"""Judges of rubrics: checks that their models answer, and that a rubric can score an evaluation."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class JudgeUse(ModelUse):
         return self.engines(config, config.judging if stage in PLAYING_STAGES else ())
 
     async def ask(self, context: Context) -> list[str]:
-        """Refuse a judge that is missing, cannot do its part, or does not answer; and a rubric that cannot score an
-        evaluation."""
+        """Refuse a judge that is missing, does not answer, or is on a server that cannot constrain its verdict. Refuse
+        a rubric that cannot score an evaluation."""
         config = context.config
         evaluates = ("eval" in config.run.stages or config.eval.every) and config.rl.reward_model is None
         for key, env in config.environments.items():
@@ -50,8 +50,8 @@ def _check_absolute_part(where: str, rubric: Mapping[str, Any]) -> None:
 
 
 def _check_model(config: RunConfig, where: str, part: AskedPart) -> None:
-    """Refuse a judge without a table and a name of its own in `[models]`, or on a server that cannot constrain its
-    verdict."""
+    """Refuse a judge without a table `[models.<name>]`, the policy as a judge, and a judge on a server that cannot
+    constrain the verdict."""
     spec = config.models.get(part.model)
     chat = spec is not None and spec.served is not None and spec.served.kind == "chat"
     if spec is None or part.model == POLICY or not (spec.path or chat):

@@ -29,17 +29,17 @@ class LearnerSection(Protocol):
 
 
 class Learner(ModelUse):
-    """Use of a model that learns beside the policy, in as many optimiser steps.
+    """Use of a model that learns in addition to the policy, in as many optimiser steps.
 
     Attributes:
         title: name in messages, with its article.
-        rank: name of a process that trains a part of it.
-        scalar: whether it has a scalar head.
-        annotation: annotation that it writes before the update; a credit rule that reads it needs the section. None:
-            it writes none, and no rule needs it.
-        quantity: quantity of its trainer in the annotation.
+        rank: name of a process that trains a part of the model.
+        scalar: whether the model has a scalar head.
+        annotation: annotation that the model writes on rows before the update. A credit rule that reads the annotation
+            needs the section. None: the model writes no annotation.
+        quantity: quantity that the model's trainer computes for the annotation.
         preset: preset of `[algo]` that needs the section.
-        rows: function from the policy's credited rows to its own.
+        rows: function that makes the model's rows from the policy's rows with advantages.
     """
 
     title: ClassVar[str]
@@ -52,14 +52,14 @@ class Learner(ModelUse):
 
     @abstractmethod
     def loss(self, config: RunConfig) -> Loss:
-        """Return its loss."""
+        """Return the model's loss."""
 
     def head(self, folder: Path) -> str:
         """Return the head to train, as in `model.load`."""
         return "tokens"
 
     def reported(self, metrics: Mapping[str, float]) -> Mapping[str, float]:
-        """Return the metrics to report of a batch, without the prefix of its name."""
+        """Return the metrics to report of a batch, without the model's name as prefix."""
         return metrics
 
     def warmup_steps(self, config: RunConfig) -> int:
@@ -70,19 +70,19 @@ class Learner(ModelUse):
         """Refuse initial weights that cannot learn from the policy's tokens."""
 
     def section(self, config: RunConfig) -> LearnerSection | None:
-        """Return the section of the recipe; None: the run has no such learner."""
+        """Return the section `[rl.<name>]` of the recipe; None: the run does not train this model."""
         section: LearnerSection | None = getattr(config.rl, self.name)
         return section
 
     def folder(self, files: RunFiles, source: Path) -> Path:
-        """Return the checkpoint folder that it begins as; `source` is the policy's."""
+        """Return the folder of the model's initial weights; `source` is the policy's folder."""
         name = self._given(files.config).model
         if name == POLICY:
             return source
         return files.output(OWN) if name == OWN else model_folder(files.config.models[name])
 
     def open(self, context: Context, folder: Path, total_steps: int) -> Trainer:
-        """Open its trainer on a checkpoint folder, for that many optimiser steps."""
+        """Open the model's trainer on a checkpoint folder, for `total_steps` optimiser steps."""
         config = context.config
         plan = TrainPlan(
             losses=[self.loss(config)],
@@ -107,8 +107,8 @@ class Learner(ModelUse):
         ]
 
     def check(self, context: Context) -> list[str]:
-        """Refuse a section that is missing although a credit rule reads the annotation, one that no rule needs, and
-        weights that `check_model` refuses."""
+        """Refuse a missing section whose annotation a credit rule reads, a section that no rule needs, and weights that
+        `check_model` refuses."""
         config, section = context.config, self.section(context.config)
         if "rl" not in config.run.stages:
             return []

@@ -1,5 +1,5 @@
-"""Uses of models by the stages of a run: the policy, a critic, a judge. Each is a file here and an entry of
-`stages/models/uses.py`."""
+"""Uses of models by the stages of a run, such as policy, critic and judge. Each use has a file in this folder and an
+entry in `stages/models/uses.py`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class UsedModel:
     """Model that a stage computes for a use.
 
     Attributes:
-        model: name in `[models]`, or of earlier weights of a trained model.
+        model: name in `[models]`, or name of earlier weights of a trained model.
         kind: trained; frozen, which is computed without gradients; or engine, with an engine of its own.
-        scalar: whether it has a scalar head.
-        train: settings of its trainer. None: it is not trained.
-        rank: name of a process that trains a part of it.
-        trainer: use whose trainer computes this frozen model; "": a process of its own, or the run's.
+        scalar: whether the model has a scalar head.
+        train: settings of the model's trainer. None: the model is not trained.
+        rank: name of a process that trains a part of the model.
+        trainer: use whose trainer computes this frozen model; "": another process, its own or the run's, does.
         decay: decay of a moving average of what `trainer` trains; None: the weights stay.
     """
 
@@ -40,7 +40,7 @@ class UsedModel:
 
 
 class ModelUse(ABC):
-    """Use of models of the recipe.
+    """Purpose for which stages compute models of the recipe, such as critic or judge.
 
     Attributes:
         name: name of the use on batches, metrics, checkpoints and in messages.
@@ -63,13 +63,13 @@ class ModelUse(ABC):
         return []
 
     def engines(self, config: RunConfig, names: Iterable[str]) -> list[UsedModel]:
-        """Return models with engines, without those that are served elsewhere."""
+        """Return the models in `names` for which the run opens engines: all but models on servers outside the run."""
         here = (name for name in names if name not in config.models or config.models[name].served is None)
         return [UsedModel(use=self.name, model=name, kind="engine") for name in sorted(here)]
 
 
 async def check_answers(config: RunConfig, model: str, use: str, ask: Callable[[str], Awaitable[None]]) -> None:
-    """Refuse a model of the recipe that does not answer; `use` names its use in messages, as "a judge"."""
+    """Refuse a model of the recipe that does not answer. `use`: words for its use in messages, such as "a judge"."""
     try:
         with waiting(f"models.{model}, {use}, to answer"):
             await ask(model)

@@ -26,7 +26,7 @@ def preference_loss(config: RunConfig) -> Loss | None:
 
 
 def needs_reference(config: RunConfig) -> bool:
-    """Return whether the loss compares the policy with the weights that the stage starts from."""
+    """Return whether the loss compares the policy with a reference model."""
     if config.rl.preference is None:
         return config.algo.needs_reference
     return config.rl.preference.has_reference
@@ -47,13 +47,13 @@ def check_online(config: RunConfig) -> list[str]:
 
 
 def imitation_scale(config: RunConfig) -> float:
-    """Return the scale of the imitate term; 0: no tokens are imitated."""
+    """Return the scale of the imitate term; 0 imitates no tokens."""
     right = config.algo.right_answers
     return config.rl.observations if right is None else right.coefficient
 
 
 def check_imitation(config: RunConfig) -> list[str]:
-    """Refuse a second scale of the imitate term, or one without `[algo]`."""
+    """Refuse `algo.right_answers` with `rl.preference`, or with `rl.observations`, which scales imitation too."""
     if config.algo.right_answers is None or "rl" not in config.run.stages:
         return []
     where, fix = "algo.right_answers", "leave one of them out"

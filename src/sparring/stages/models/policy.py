@@ -49,7 +49,7 @@ def train_of(config: RunConfig, stage: str) -> TrainConfig:
 
 
 def check_model(files: RunFiles, shape: Outline) -> list[str]:
-    """Load the policy as every stage will, or make one of the configured shape."""
+    """Load the policy as every stage will, or make a fresh one of the configured shape with fewer layers."""
     from sparring.model.create import create
     from sparring.model.lora import Adapter, fresh_state
     from sparring.model.servable import check_servable

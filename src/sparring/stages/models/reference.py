@@ -31,7 +31,7 @@ class TrainerTeacher:
 
 
 class ReferenceUse(ModelUse):
-    """Use of a model that the policy is held to."""
+    """Use of the reference model that `[algo.kl]` compares with the policy."""
 
     name, metrics = "reference", ("kl*",)
 
@@ -50,9 +50,9 @@ class ReferenceUse(ModelUse):
 
 
 def has_reference_model(config: RunConfig) -> bool:
-    """Return whether the trainer has a separate reference model. If the reference is weights of an earlier update, the
-    trainer computes log-probabilities with its own model before the update, unless the algorithm compares whole
-    distributions."""
+    """Return whether the trainer has a separate reference model. The reference "last", the policy before the update,
+    needs none unless the algorithm compares whole distributions: the trainer computes its log-probabilities before the
+    update."""
     return needs_reference(config) and (config.algo.kl.reference != LAST or _compares_whole(config))
 
 
@@ -80,7 +80,7 @@ def reference_folder(config: RunConfig) -> Path:
     """Return the checkpoint folder of a reference that `[models.<name>]` describes.
 
     Raises:
-        BadInput: there is no such model, or it has no path.
+        BadInput: the recipe does not have the model, or the model has no path.
     """
     name, models = config.algo.kl.reference, config.models
     if name not in models or models[name].path is None:

@@ -26,7 +26,7 @@ OWN = "reward_model"
 
 
 def scorers(context: Context) -> list[Scorer]:
-    """Open the scorers of groups: the environment's own, then the one on `[rl] reward_model`."""
+    """Open the scorers of groups: the environment's own, then the scorer with `[rl] reward_model`."""
     section = context.config.rl
     of_environment = [] if context.factory.scorer is None else [context.factory.scorer]
     if section.reward_model is None:
@@ -78,7 +78,7 @@ class RewardModelUse(ModelUse):
 
 
 def _padded_ends(config: RunConfig, folder: Path, policy: Path) -> list[str]:
-    """Tell of a reward model whose padding ends replies, such as one that TRL trained with the end as its padding."""
+    """Return a warning about a reward model whose padding token ends replies, as TRL trains it with eos as padding."""
     from sparring.model.load import read_config
 
     pad = read_config(str(folder), "fast", "scalar").get_text_config().pad_token_id
@@ -127,7 +127,7 @@ def checkpoint_of(
         where: key of the recipe that names the model.
         others: names that the key may have in addition to models with a path.
         policy: checkpoint folder of the policy; None: the run makes one.
-        head: head that it must have, as in `model.load.load`.
+        head: head that the model must have, as in `model.load.load`.
     """
     models = config.models
     if name == POLICY or name not in models or models[name].path is None:

@@ -29,7 +29,7 @@ OWN = (POLICY, AVERAGE)
 
 
 class TeacherUse(ModelUse):
-    """Use of a model that the policy imitates (collect) or is drawn to (distill)."""
+    """Use of a model whose traces the policy imitates (collect) or whose distribution it learns (distill)."""
 
     name, metrics = "teacher", ("divergence", "distill_gap", "teacher/*")
 

@@ -23,11 +23,11 @@ def student_folder(config: RunConfig) -> Path | None:
 
 
 def check_format(config: RunConfig, factory: EnvFactory, name: str) -> list[str]:
-    """Refuse unused chat format settings of a teacher, and compare its own prompts with the prompts that it scores.
+    """Refuse unused chat format settings of a teacher, and compare the teacher's own prompts with the policy's.
 
     A teacher with the student's tokenizer scores the ids that the student read and sampled, so its own chat template
-    and `thinking` are unused. With `distill.tokenizers` = "any" they are used. Return a warning if its own format
-    writes other prompts."""
+    and `thinking` are unused, except with `distill.tokenizers` = "any". Return a warning if its own format writes other
+    prompts."""
     student = student_folder(config)
     if name in (POLICY, AVERAGE) or config.distill.tokenizers == "any" or student is None:
         return []

@@ -1,4 +1,4 @@
-"""All uses of models, which stages, memory, resume and checks read. A new use is its own file and one line here."""
+"""All uses of models, for stages, memory estimates, resume and checks. A new use is its own file and one line here."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ USES: list[ModelUse] = [
 
 
 def used_models(config: RunConfig, *stages: str) -> list[UsedModel]:
-    """Return the models that stages compute in the processes of a run, each stage's with the policy's first."""
+    """Return the models that stages compute in the processes of a run, stage by stage, the policy first."""
     return [one for stage in stages for use in USES for one in use.models(config, stage)]
 
 
@@ -41,7 +41,7 @@ def trained_models(config: RunConfig, *stages: str) -> dict[str, UsedModel]:
 
 
 def learners(config: RunConfig) -> Sequence[Learner]:
-    """Return the uses of models that learn beside the policy in the rl stage."""
+    """Return the uses of models that learn in addition to the policy in the rl stage."""
     return [use for use in USES if isinstance(use, Learner) and use.section(config) is not None]
 
 

@@ -11,8 +11,8 @@ from sparring.store.file_system import LOCKS_HERE, MOUNTS, file_system_of
 
 
 def check_directory(directory: Path, mounts: Path = MOUNTS) -> list[str]:
-    """Refuse a `directory` in which no folder can be made, or in which two machines could write one run. A folder is
-    made there for the trial, and removed. Return sentences about a file system of several machines; `mounts` is as in
+    """Refuse a `directory` in which no folder can be made (a trial folder is made and removed), or in which two
+    machines could write one run. Return sentences about a file system that several machines share; `mounts` is as in
     `file_system_of`."""
     there = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
     try:

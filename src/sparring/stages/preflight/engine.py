@@ -75,8 +75,8 @@ def _answers(config: RunConfig) -> list[str]:
 
 
 def check_updates(config: RunConfig) -> list[str]:
-    """Send the weights that the run starts from to the engine's servers, as the run will; and before them the files
-    beside the weights to a server without a model. A fresh model has none of these yet: then only the way is tried.
+    """Send the run's first weights to the engine's servers, as the run will. A server without a model first gets the
+    checkpoint's other files. A fresh model has no weights yet, so only the transport is tried.
 
     Raises:
         BadInput: a server refuses the weights, or cannot use `engine.shared_folder`.

@@ -78,7 +78,7 @@ def _is_fresh(config: RunConfig) -> bool:
 async def _play_experts(
     context: Context, rehearsal: Rehearsal | None
 ) -> tuple[list[str], list[Conversation], list[Conversation]]:
-    """Have experts play one task of each tag; return as `check_environment`."""
+    """Have experts play one task of each tag; return the values of `check_environment`."""
     facts, played, demonstrated, imitator = [], [], [], imitator_of(context)
     for example in _first_of_each_tag(context.config, context.factory):
         silent = await _play_empty(context, example)
@@ -106,8 +106,8 @@ async def _play_experts(
 def _longest_with_own_tools(
     config: RunConfig, factory: EnvFactory, tasks: Sequence[Task], played: Sequence[Conversation]
 ) -> list[Task]:
-    """Return, for each environment that sets tools per task, the tasks with the longest data. They are to be opened,
-    because only an opened task shows the length of its prompt."""
+    """Return, for each environment that sets tools per task, the tasks with the longest data. Only an opened task shows
+    the length of its prompt, so the caller opens these."""
     longest: list[Task] = []
     own = {task.env: tools_key(factory_of(factory, task).make().tools) for task in tasks}
     others = {each.task.env for each in played if each.task and tools_key(each.tools) != own.get(each.task.env)}

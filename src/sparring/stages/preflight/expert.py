@@ -15,7 +15,7 @@ TRIED = 16
 
 
 async def check_expert(context: Context, imitator: Imitator | None) -> list[Conversation]:
-    """Play demonstrations from all over the list, and return the solved conversations.
+    """Play demonstrations spread over the list, and return the solved conversations.
 
     If fewer than nine in ten of the tried demonstrations are solved, all are played, so that this check refuses the
     same experts as the stage. The result is empty if no stage imitates the expert, or if workers play.

@@ -1,4 +1,4 @@
-"""Check of the harness: a task is played with empty replies, and a fact names its player."""
+"""Check of the harness: a task is played with empty replies, and a sentence names the player."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def check_files(config: RunConfig, harness: Harness) -> list[str]:
 
 
 def files_of(places: int) -> int:
-    """Return the open files of a run with `places` programs at once."""
+    """Return the number of open files of a run with `places` programs at once."""
     return FILES_OF_RUN + places * (FILES_OF_BOX + MOST_CONNECTIONS * FILES_OF_CONNECTION)
 
 
 def within_files(places: int, allowed: int) -> str:
-    """Return a sentence with the number of connections that each program may have; refuse (`BadInput`) `places`
-    programs at once that may need more than the `allowed` open files of this process."""
+    """Return a sentence with the number of connections that each program may have. Raises BadInput if `places` programs
+    at once may need more than `allowed` open files in this process."""
     wanted = files_of(places)
     if allowed < wanted:
         most = (allowed - FILES_OF_RUN) // (files_of(1) - FILES_OF_RUN)
@@ -84,7 +84,7 @@ def within_files(places: int, allowed: int) -> str:
 
 async def check_images(harness: Harness, factory: EnvFactory, boxes: Boxes, tasks: Sequence[Task]) -> list[str]:
     """Start agent programs in a box of each image that the first tasks name, at most `MOST_IMAGES`; return a sentence
-    if one was started."""
+    if a program was started."""
     starts: Callable[..., Awaitable[bool]] | None = getattr(harness, "check_image", None)
     first: dict[tuple[str, str], Task] = {}
     for task in tasks if starts is not None else ():
@@ -100,8 +100,8 @@ async def check_images(harness: Harness, factory: EnvFactory, boxes: Boxes, task
 
 @asynccontextmanager
 async def playable(task: Task) -> AsyncIterator[None]:
-    """Refuse a task whose environment or harness breaks or hits a limit: before the run this is bad input, during the
-    run it would be a failure."""
+    """Turn a failure or a limit of a task's environment or harness inside the context into BadInput, which refuses the
+    run. During the run it would be a failure of the rollout."""
     try:
         yield
     except InfraError as error:

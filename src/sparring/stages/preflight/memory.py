@@ -1,5 +1,5 @@
-"""Memory of a run: of each of its processes, and of all that share this machine; computed from the recipe and the
-outlines of its models (`model.outline`).
+"""Memory of a run: of each process, and of all processes on this machine; computed from the recipe and the outlines of
+the run's models (`model.outline`: shapes without weights).
 
 The run's process holds all that has no process of its own. The policy's trainer and its critic may have ranks, the
 policy's engine may have processes here or on other nodes, or servers that the user has started.
@@ -51,11 +51,11 @@ copies. Measured by `benchmarks/memory.py`."""
 PARAMETERS = "parameters"
 """Value of `cluster.shard` with which ranks share the parameters too."""
 TRAINER, ENGINE = "trainer", "engine"
-"""Turns of a stage with `cluster.colocate`: the policy's engine sleeps, or its trainer has no gradients."""
+"""Turns of a stage with `cluster.colocate`. First, the policy's engine sleeps; then its trainer has no gradients."""
 SCALAR = " (scalar)"
 """Suffix for the name of a model with a scalar head."""
 OF_RANK, OF_ENGINE = 400 << 20, 350 << 20
-"""Bytes of a rank's and of an engine's process without a model: libraries, and what they begin with. Measured by
+"""Bytes of a rank's and of an engine's process without a model: libraries and their first allocations. Measured by
 `tests/loop/test_process_peaks.py`."""
 LATER = 160 << 20
 """Bytes of libraries that a run imports after its check, and of its own record."""
@@ -67,7 +67,7 @@ BEYOND = 1.5
 RUN, ENGINES = "the run's process", "engine process"
 """Kinds of processes; the others are the ranks of the trained models, by their names in the table of uses."""
 READ = UsedModel(use=POLICY, model=POLICY, kind="frozen")
-"""The policy in a process that reads it to send it to engines."""
+"""Use of the policy in a process that reads its weights to send them to engines."""
 PARTS = (
     (("weights", "beside"), "weights", "models.policy.dtype"),
     (("packed",), "packed weights", "models.policy.dtype"),
@@ -127,13 +127,13 @@ def estimate(
     process: int = 0,
     beside: int = 0,
 ) -> MemoryEstimate:
-    """Return the estimate of a process that computes these models of a stage.
+    """Return the memory estimate of a process that computes `models` of a stage.
 
     Args:
         shapes: outlines of the run's models, made by `shapes_of`.
-        turn: whose turn it is with `cluster.colocate`; "": both compute at any time.
+        turn: `TRAINER` or `ENGINE` with `cluster.colocate`; "": trainer and engine compute at any time.
         process: bytes of the process without models; 0: unknown.
-        beside: bytes of weights that it has beside its models.
+        beside: bytes of further weights in the process.
     """
     policy, ranks, size = shapes[POLICY], config.cluster.ranks, Counter(beside=beside)
     sharded = ranks > 1 and config.cluster.shard == PARAMETERS
@@ -177,8 +177,8 @@ def resident() -> int:
 
 
 def shapes_of(config: RunConfig, start: Path | None) -> dict[str, Outline]:
-    """Return the outlines of all models of this process by their name in `[models]`; a model with a scalar head has the
-    suffix `SCALAR`.
+    """Return the outlines of all models that the run computes, by their name in `[models]`; a model with a scalar head
+    has the suffix `SCALAR`.
 
     A model without a checkpoint is as large as the policy, which starts from the folder `start` or as a fresh model.
     """
@@ -203,7 +203,7 @@ def _outline(config: RunConfig, name: str, start: Path | None, *, scalar: bool) 
 
 
 def shape_of(shapes: Mapping[str, Outline], used: UsedModel) -> Outline:
-    """Return the outline of a model, with its head if it is there; without an outline, the policy's."""
+    """Return the outline of a model, if possible with the same head; for a model without an outline, the policy's."""
     names = (used.model + SCALAR * used.scalar, used.model, used.model + SCALAR, POLICY)
     return next(shapes[name] for name in names if name in shapes)
 
@@ -214,7 +214,7 @@ def _is_served(config: RunConfig) -> bool:
 
 
 def gathered_bytes(model: Outline) -> int:
-    """Return the bytes of the largest stage of a model, which a rank with parameters in shards gathers at a time.
+    """Return the bytes of the largest decoder stage of a model, which a rank with sharded parameters gathers at once.
 
     Raises:
         BadInput: the model cannot be held in shards.
@@ -225,9 +225,10 @@ def gathered_bytes(model: Outline) -> int:
 
 
 def _micro_batch(config: RunConfig, model: Outline, train: TrainConfig, gathered: int) -> int:
-    """Return the memory of a micro-batch, cut into lanes as the trainer cuts it, without the float32 sums of gradients.
-    Lanes are computed side by side, or in turn with one thread. A rank computes one, and keeps its gradients, or those
-    of a gathered stage, until it has sent them: in buckets, one each way, in which a larger gradient is alone."""
+    """Return the bytes of a micro-batch, cut into lanes as the trainer cuts it, without the float32 sums of gradients.
+    Lanes are computed at the same time; with one thread, in turn. A rank computes one lane, and keeps its gradients, or
+    those of a gathered stage, until they are sent, in one bucket for each direction. A gradient larger than a bucket is
+    sent alone."""
     ranks, tokens = config.cluster.ranks, train.tokens_at_once
     lanes = LANES if tokens >= LANES * SMALLEST_LANE else 1
     size = model.micro_batch(-(-tokens // lanes), keeps_gradients=ranks > 1 and not gathered)
@@ -238,8 +239,8 @@ def _micro_batch(config: RunConfig, model: Outline, train: TrainConfig, gathered
 
 
 def _engine(config: RunConfig, model: Outline, name: str) -> tuple[int, int]:
-    """Return the bytes of an engine's caches, and of a step. Caches are pages on its device (one more for the probe of
-    an update), pages in host memory, and recurrent states."""
+    """Return the bytes of an engine's caches, and of one engine step. Caches are KV pages on the device (one more to
+    probe an update), KV pages in host memory, and recurrent states."""
     engine = engine_of(config, name)
     sizes = Sizes.of(model.model, engine)
     states = (sizes.num_states + 1) * state_bytes(model.model.recurrent)
@@ -252,7 +253,7 @@ class Processes(NamedTuple):
     """Processes of a run that need the same memory.
 
     Attributes:
-        here: whether they are on the machine of the run's process.
+        here: whether the processes are on the machine of the run's process.
     """
 
     kind: str
@@ -261,7 +262,7 @@ class Processes(NamedTuple):
     here: bool = True
 
     def in_words(self) -> str:
-        """Return the memory of one of them as text."""
+        """Return the memory of one of the processes as text."""
         each = f"{self.each.total / GIB:.2f} GiB in"
         if self.kind == RUN:
             return f"{each} {self.kind}"
@@ -302,11 +303,11 @@ class RunMemory(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Bytes on this machine."""
+        """Bytes of the run's processes on this machine, in the stage that needs most."""
         return _bytes_here(self.largest)
 
     def peaks(self) -> list[Processes]:
-        """Return the processes of each kind in the stage in which one of them needs most."""
+        """Return for each kind of process its entry from the stage in which one process needs most memory."""
         most: dict[str, Processes] = {}
         for one in (one for stage in self.stages for one in stage):
             if one.kind not in most or one.each.total > most[one.kind].each.total:
@@ -361,8 +362,8 @@ def _processes(
 def smaller_layout(
     config: RunConfig, shapes: Mapping[str, Outline], memory: int, process: int = 0
 ) -> tuple[str, RunMemory] | None:
-    """Return the smallest change of the layout with which the run fits into `memory`, as settings, and its memory then;
-    None if there is none.
+    """Return the smallest change of the layout (settings as text) with which the run fits into `memory` bytes, and the
+    changed run's memory; None if no layout fits.
 
     Args:
         process: bytes that the run's process has now; 0: unknown.
@@ -380,8 +381,8 @@ def smaller_layout(
 
 
 def _layouts(config: RunConfig) -> Iterator[dict[str, Any]]:
-    """Yield the settings of layouts that may need less, the smallest change first. More ranks with all parameters never
-    need less of one machine; ranks with parameters in shards may."""
+    """Yield the settings of layouts that may need less memory, the smallest change first. More ranks on one machine
+    save memory only with sharded parameters."""
     cluster = config.cluster
     exclusive = cluster.kind == "ray" or config.engine.urls or config.engine.kind != "native"
     if not (exclusive or config.rollout.max_lag or config.models[POLICY].lora or cluster.colocate):
@@ -396,8 +397,8 @@ def _layouts(config: RunConfig) -> Iterator[dict[str, Any]]:
 
 
 def check_memory(files: RunFiles, shapes: Mapping[str, Outline]) -> list[str]:
-    """Warn of a run whose processes on this machine exceed its memory. Refuse one that needs more than `BEYOND` times
-    that, unless `run.memory = "warn"`, and one whose checkpoints exceed the disk."""
+    """Warn of a run whose processes here exceed this machine's memory. Refuse a run that needs more than `BEYOND` times
+    that memory, unless `run.memory = "warn"`, and a run whose checkpoints exceed the disk."""
     config, process = files.config, resident()
     found, here, warnings = RunMemory.of(config, shapes, process), machine_memory(), []
     if config.run.device == "cpu" and found.total > here:

@@ -18,7 +18,7 @@ from sparring.errors import BadInput, boundary, refusal
 from sparring.types import Group, Sample
 
 Values = Mapping[str, tuple[float, ...]]
-"""Numbers that a rule gives, by the id of their row or group."""
+"""Numbers that a rule returns, by the id of the row or group."""
 GROUPS = 6
 
 
@@ -26,9 +26,9 @@ def check_own_rules(algo: AlgoConfig, group_size: int) -> list[str]:
     """Try the recipe's own rules.
 
     Raises:
-        BadInput: a rule raises, changes its input, or gives a number that is not finite or a wrong shape; advantages
-            or rewards change in a second call, with the order of groups or with rollouts that failed; or its gradient
-            is not that of its values.
+        BadInput: a rule raises, changes its input, or gives a number that is not finite or a wrong shape; advantages or
+            rewards change in a second call, with the order of groups or with rollouts that failed; or its gradient does
+            not match its values.
     """
     facts = []
     for place, rule in own_rules(algo):

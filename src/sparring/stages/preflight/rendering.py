@@ -35,8 +35,8 @@ def check_rendering(
 ) -> list[str]:
     """Check the chat format, and that prompts and demonstrations fit the context.
 
-    A fresh model has no tokenizer yet, so one is trained on `examples` alone. It writes them in about as few tokens as
-    the run's own tokenizer can at best, so what does not fit here will not fit later.
+    A fresh model has no tokenizer yet, so a tokenizer is trained on `examples` alone. It needs about as few tokens for
+    the examples as the run's own tokenizer at best, so what does not fit here will not fit later.
 
     Args:
         tasks: training tasks. Some prompts may be too long, but not all.

@@ -10,8 +10,8 @@ from sparring.stages.preflight.machine import machine_memory
 from sparring.stages.preflight.memory import GIB
 
 ROLLOUT, TOKEN = 2048, 16
-"""Bytes of a recorded rollout of one turn, and of each token with its text and log-probability; measured, and less than
-a step takes."""
+"""Bytes of a recorded rollout of one turn, and of each token with its text and log-probability. Measured; a step takes
+more."""
 
 
 def check_sizes(config: RunConfig, shape: Outline) -> list[str]:

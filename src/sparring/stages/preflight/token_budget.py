@@ -38,8 +38,8 @@ def sized(config: RunConfig) -> tuple[RunConfig, str]:
 
 def chosen(config: RunConfig, shapes: Mapping[str, Outline], memory: int, process: int = 0) -> tuple[RunConfig, str]:
     """Return the recipe with the largest of 8192, 4096, ..., 256 tokens with which the run takes at most `SHARE` of the
-    memory, or with 256 if none does; and a sentence with the reason. The run is counted as one process, whatever its
-    layout, because its bits depend on the number (law 3)."""
+    memory, or with 256 if none of these fits; and a sentence with the reason. The run is counted as one process,
+    whatever its layout, because its bits depend on the number (law 3)."""
     tokens, most = MOST_TOKENS, SHARE * memory
     engine = msgspec.structs.replace(config.engine, kind="native", urls=(), shared_folder="")
     alone = msgspec.structs.replace(config, cluster=type(config.cluster)(), engine=engine)

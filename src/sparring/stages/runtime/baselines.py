@@ -30,8 +30,8 @@ class BaselineResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_against(files: RunFiles, tasks: Sequence[Task]) -> list[str]:
-    """Refuse a result of `[eval] against` that is missing, has another task under a name of ours, or shares no task;
-    return a sentence for each result with the number of tasks in common."""
+    """Refuse a result of `[eval] against` that is missing, has another task under the id of a task of this run, or
+    shares no task with this run; return a sentence for each result with the number of tasks in common."""
     digests, kept = {task.id: digest(task) for task in tasks}, stored_baselines(files)
     facts = []
     for name, path in files.config.eval.against.items():

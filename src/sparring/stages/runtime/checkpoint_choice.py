@@ -27,6 +27,6 @@ def chosen_weights(files: RunFiles, stage: str, weights: str) -> tuple[Path, str
 
 
 def _is_named(files: RunFiles, stage: str) -> bool:
-    """Return whether the recipe sets `best_metric`. The default, the reward of a step's own tasks, does not compare
-    neighbouring checkpoints."""
+    """Return whether the recipe sets `best_metric`. The default, the reward of a step's own tasks, cannot compare
+    checkpoints, because their tasks differ."""
     return train_of(files.config, stage).best_metric != TrainConfig().best_metric

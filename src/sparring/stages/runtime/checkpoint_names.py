@@ -58,7 +58,7 @@ def best_saved(refs: Sequence[CheckpointRef], train: TrainConfig) -> dict[str, A
 
 
 def start_of(files: RunFiles, stage: str) -> Path:
-    """Return the folder that a stage trains from: its input, or the adapter that training started from."""
+    """Return a stage's input folder, or its first adapter if LoRA starts on a full model."""
     source = files.input(stage)
     adapted = files.config.models[POLICY].lora is not None and not is_adapter(source)
     return files.folder / START if adapted else source
@@ -71,7 +71,7 @@ def saved_step(files: RunFiles, stage: str, name: str) -> int:
         name: `best`, `last` or `step-000146`.
 
     Raises:
-        BadInput: there is no such checkpoint; the message lists the names.
+        BadInput: the stage has no checkpoint of this name; the message lists the names.
     """
     folder = files.folder / stage
     refs = _refs(folder)
@@ -117,7 +117,7 @@ def weights_of(files: RunFiles, stage: str, step: int) -> Path:
 
 
 def _refs(folder: Path) -> list[CheckpointRef]:
-    """Return the complete checkpoints in a stage's folder, oldest first. Manifests may name another place, if the run
+    """Return the complete checkpoints in a stage's folder, oldest first. Each path is below `folder`, even if the run
     was moved."""
     refs = []
     for saved in sorted((folder / CHECKPOINTS).glob("step-*")):

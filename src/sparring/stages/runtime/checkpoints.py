@@ -111,8 +111,8 @@ class Checkpoints:
         return 0, {}
 
     def _verify(self, ref: CheckpointRef) -> None:
-        """Read a checkpoint completely before any trainer is restored from it, if a damaged checkpoint may be skipped,
-        because a partial restore could not be undone."""
+        """If damaged checkpoints may be skipped, read the other trainers' checkpoints completely before the policy's
+        trainer is restored, because a partial restore could not be undone."""
         from sparring.train.checkpoint import read
 
         for use in self._beside if self._keeping.passes_over else ():
@@ -132,8 +132,8 @@ class Checkpoints:
             await self.save_last()
 
     async def save_last(self) -> None:
-        """Save the last finished step unless it was saved, for a run that ends early. The trainer must not have stepped
-        since."""
+        """Save the last finished step, unless saved, for a run that ends early. The trainer must not have stepped since
+        then."""
         if self._unsaved is None or not self._keeping.saves:
             return
         step, metrics, state = self._unsaved

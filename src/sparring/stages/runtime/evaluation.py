@@ -39,7 +39,7 @@ def held_out(config: RunConfig, factory: EnvFactory, count: int, key: str = "eva
 
 
 async def evaluate_folder(context: Context, folder: str, plan: EvalPlan, model: str = POLICY) -> Evaluation:
-    """Evaluate a checkpoint folder of `model`. Recorded rollouts are not played again."""
+    """Evaluate a checkpoint folder of `model`. Recorded rollouts are not run again."""
     models = {**context.config.models, POLICY: context.config.models[model]}
     played = replace(context, config=msgspec.structs.replace(context.config, models=models))
     plan = replace(plan, max_context=policy_context(played.config, Path(folder)))

@@ -17,8 +17,8 @@ def fewer_collections() -> Iterator[None]:
     Walking the existing objects took a thirtieth of the quickstart's time. Collections can be rarer because the tens of
     thousands of objects of a step are in no cycle and are freed after the step.
 
-    What the program around a run has excluded stays so: only all objects together can be included again, so ours are
-    not excluded then.
+    If the calling program has already excluded objects, no further objects are excluded, because Python can only
+    include all excluded objects again together.
     """
     is_ours = not gc.get_freeze_count()
     gc.collect()

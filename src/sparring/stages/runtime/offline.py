@@ -23,7 +23,7 @@ Contra = TypeVar("Contra", contravariant=True)
 
 
 class Section(Protocol):
-    """Keys that the sections of these stages share."""
+    """Keys that the sections of offline stages share."""
 
     steps: int
     rows_per_step: int

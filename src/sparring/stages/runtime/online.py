@@ -66,7 +66,7 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnlineObjective:
-    """Objective of a stage: the way from rollouts to batches.
+    """Objective of a stage: how rollouts become batches.
 
     Attributes:
         tasks: source of the tasks.
@@ -141,7 +141,7 @@ class OnlineTraining:
         self.trainers[use] = timed(trainer, self._spans, TRAINER_SPANS)
 
     async def train(self, objective: OnlineObjective) -> dict[str, Any]:
-        """Train the remaining updates, then write a Hugging Face folder, or an adapter's.
+        """Train the remaining updates, then write a Hugging Face or adapter folder.
 
         An update is four calls. `loop.run_loop`, in the fourth, runs all updates:
 
@@ -260,8 +260,8 @@ class OnlineTraining:
             raise
 
     async def _finished_in_turn(self, evaluator: Evaluator) -> None:
-        """Wait for a running evaluation if the engine sleeps while the trainer computes: it would go on with the next
-        weights."""
+        """Wait for a running evaluation if the engine sleeps while the trainer computes; otherwise the evaluation would
+        continue with the next weights."""
         if self._context.config.cluster.colocate:
             await evaluator.finish()
 
@@ -316,10 +316,10 @@ class OnlineTraining:
         return RetriedUpdates(self.engine, context.config.engine, self._say)
 
     def _rewind(self, log: GroupLog, done: int) -> int:
-        """Discard the record after the last published step, and return that step; steps up to it are trained again
-        without sampling.
+        """Discard the record after the last published step, and return that step. Steps after `done`, the checkpoint's
+        step, up to it are trained again without sampling.
 
-        With `run.redo = "sample"`, everything after the checkpoint of step `done` is sampled again.
+        With `run.redo = "sample"`, except in a replay, return `done`: all later steps are sampled again.
         """
         context = self._context
         trained = log.last_published(done)

@@ -31,7 +31,7 @@ async def periodic_evaluator(
     done: int,
     trained: int,
 ) -> AsyncIterator[Evaluator]:
-    """Open the evaluator of a stage. At the end of the context it finishes the last evaluation; an error cancels it.
+    """Open the evaluator of a stage. The end of the context waits for the last evaluation; an error cancels it.
 
     Results are recorded as `<stage>/eval`, under the step whose weights were served when the evaluation began.
 

@@ -118,8 +118,8 @@ def _against(files: RunFiles, last: Mapping[str, Any]) -> dict[str, Any]:
     """Compare the last evaluation with the results of `[eval] against`, over the tasks that both scored.
 
     Returns:
-        By name: success of the other run (reward, if the environment knows no success), our difference from it task
-        by task, its success by dataset, and the tokens that its last stage trained.
+        By name: success of the other run (reward, if the environment reports no success), our difference task by task,
+        the other run's success by dataset, and the tokens that its last stage trained.
     """
     if not last:
         return {}

@@ -58,7 +58,7 @@ class EngineCounters:
 
     def lap(self) -> dict[str, float]:
         """Return the metrics of the step that ends now as `engine/<name>`: the growth of counts since the last call,
-        and the present levels (`..._now`, `max_...`). Tokens of each of several engines are `tokens_per_s`."""
+        and the present levels (`..._now`, `max_...`). With several engines, `tokens` of each becomes `tokens_per_s`."""
         before, self._before = self._before, dict(self._engine.metrics)
         lap, last, self._last = dict[str, float](), self._last, time.monotonic()
         for name, value in self._before.items():

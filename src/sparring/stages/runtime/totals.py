@@ -27,7 +27,7 @@ class Totals:
 
     @staticmethod
     def of(saved: Mapping[str, Any]) -> Totals:
-        """Return the totals of their plain data, as a checkpoint keeps them."""
+        """Return totals from the plain data that a checkpoint keeps."""
         return Totals(**{**saved, "account": TokenAccount(**saved["account"])})
 
     def add(self, batch: Batch, metrics: Mapping[str, float]) -> None:

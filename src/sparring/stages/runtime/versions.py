@@ -14,7 +14,7 @@ from sparring.types import WeightRef
 
 
 class OtherWeights(SparringError):
-    """Difference between the weights of a step that is trained again and the recorded ones."""
+    """Difference between the weights of a step that is trained again and the recorded weights."""
 
 
 class VersionLog:
@@ -64,7 +64,7 @@ def _packed(digests: Mapping[str, int]) -> bytes:
 
 
 def _first_difference(digests: Mapping[str, int], recorded: bytes) -> str:
-    """Return a clause that names the first tensor that differs, by name; empty if unknown."""
+    """Return a clause: the first differing tensor in name order, or both counts if they differ; empty if unknown."""
     packed = _packed(digests)
     if len(packed) != len(recorded):
         return f", of {len(packed) // 8} tensors where there were {len(recorded) // 8}"

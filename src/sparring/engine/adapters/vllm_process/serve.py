@@ -1,6 +1,6 @@
 """vLLM's server under vLLM's own Python, with `sparring_vllm` in its worker processes. Imports nothing of Sparring.
 
-PYTHON serve.py --model FOLDER ARGUMENTS        with this folder on PYTHONPATH; ends when its standard input does
+PYTHON serve.py --model FOLDER ARGUMENTS        with this folder on PYTHONPATH; ends when its standard input ends
 """
 
 from __future__ import annotations

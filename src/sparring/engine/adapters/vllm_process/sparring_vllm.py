@@ -29,18 +29,18 @@ _DIE_WITH_PARENT = 1
 
 @dataclass
 class Nothing:
-    """Connection information of a transfer that needs none."""
+    """Connection information of a weight transfer by files: empty."""
 
 
 @dataclass
 class Files:
-    """Update information: safetensors files with the complete model under its Hugging Face names."""
+    """Weight update by files: safetensors files with the complete model under its Hugging Face names."""
 
     paths: list[str]
 
 
 class Receiver(WeightTransferEngine[Nothing, Files]):
-    """Reader of weights from files, for example in shared memory, into the running model, by vLLM's layer-wise
+    """Loader of weights from files, for example in shared memory, into the running model, by vLLM's layer-wise
     reload."""
 
     init_info_cls = Nothing
@@ -50,14 +50,14 @@ class Receiver(WeightTransferEngine[Nothing, Files]):
         """Do nothing: files need no connection."""
 
     def start_weight_update(self) -> None:
-        """Begin to replace parameters layer by layer, with everything derived from them."""
+        """Begin to replace parameters layer by layer, and all data that vLLM has derived from them."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Receive weights and synchronise the device, if there is one; the base class also does so on a CPU build,
-        which has none."""
+        """Receive weights and synchronise the device, if there is one. The base class also does so on a CPU build,
+        which has no such device."""
         self.receive_weights(self.parse_update_info(update_info))
         if not current_platform.is_cpu():
             torch.accelerator.synchronize()
@@ -81,15 +81,15 @@ class Receiver(WeightTransferEngine[Nothing, Files]):
 
 
 class Worker:
-    """Mix-in for vLLM's worker, which makes each of its processes import this module and register `Receiver`."""
+    """Mix-in for vLLM's worker: each worker process imports this module for it, and so registers `Receiver`."""
 
 
 _Scheduler: Any = PlainScheduler if current_platform.is_cpu() else AsyncScheduler
 
 
 class ProbingScheduler(_Scheduler):
-    """vLLM's scheduler, extended to serve requests that verify an update while all others are paused. Otherwise new
-    weights could be checked only after running requests had sampled with them."""
+    """vLLM's scheduler, extended to serve requests that verify an update (probes) while all other requests are paused.
+    Otherwise new weights could be checked only after running requests had sampled with them."""
 
     running: list[Request]
     waiting: Any
@@ -102,7 +102,7 @@ class ProbingScheduler(_Scheduler):
         return max(unfinished, len(self._probes()) if self._paused else 0)
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
-        """Schedule only the probes while paused; other requests do not move."""
+        """While paused, schedule only the probes; other requests keep their state."""
         probes = self._probes() if self._paused else []
         if not probes:
             return super().schedule(throttle_prefills)
