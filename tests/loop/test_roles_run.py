@@ -126,7 +126,7 @@ def test_a_class_is_a_harness_of_every_stage(given: Path) -> None:
         ((f"env.name={PANEL}:Twins",), "env Twins: roles: expected roles"),
         (
             (f"env.name={PANEL}:Panel",),
-            "rollout.harness: expected a harness",
+            "environment Panel, task Panel/",
         ),
     ],
 )

@@ -10,11 +10,11 @@ import msgspec
 from sparring.envs.base import Env
 from sparring.envs.config import EnvConfig
 from sparring.envs.factory import ReadRows, WorldFactory
+from sparring.envs.guests.openenv import OpenEnvServer
+from sparring.envs.guests.pool import GuestConfig, Guests
+from sparring.envs.guests.world import GuestWorld
 from sparring.envs.reward_calls import ByName, name_of
 from sparring.envs.reward_function import OUTSIDE, RewardFunction, RewardFunctionWithPython, outside
-from sparring.envs.guests.openenv import OpenEnvServer
-from sparring.envs.guests.pool import Guests
-from sparring.envs.guests.world import GuestWorld
 from sparring.envs.rubrics.judges import Judges
 from sparring.envs.rubrics.proof_cache import of_user
 from sparring.envs.rubrics.rubric import Rubric
@@ -49,13 +49,7 @@ def load_env(config: EnvConfig, read_rows: ReadRows | None = None, judges: Judge
         world = RubricWorldWithPython if "python" in config.tools else RubricWorld
         return WorldFactory("rubric", partial(world, rubric), config, read_rows)
     if config.guest is not None:
-        guests = OpenEnvServer(config.guest.url) if config.guest.url else Guests(config.guest)
-        make = partial(GuestWorld, guests, guests.roles_with(config.args), config.args)
-        if "tasks" in guests.functions:
-            rows = guests.ask("tasks", config.args)
-            config = msgspec.structs.replace(config, data=f"tasks of {guests.name}")
-            read_rows = lambda path, columns: rows
-        return WorldFactory(guests.name.replace(" ", "-"), make, config, read_rows)
+        return _guest_factory(config, config.guest)
     if config.name not in BUILT_IN and ":" not in config.name:
         names = ", ".join((*sorted(BUILT_IN), "package.module:Name"))
         raise refusal("env.name", f"one of {names}, or path/to/file.py:Name", repr(config.name), "correct it")
@@ -71,3 +65,14 @@ def load_env(config: EnvConfig, read_rows: ReadRows | None = None, judges: Judge
     if not all(callable(getattr(factory, method, None)) for method in ("make", "tasks", "expert", "prove")):
         raise refusal("env.name", expected, f"{config.name}, which gave {factory!r:.80}", remedy)
     return factory
+
+
+def _guest_factory(config: EnvConfig, guest: GuestConfig) -> EnvFactory:
+    """Return the factory of a world in a guest. Its tasks are those that the adapter lists, or seeds."""
+    guests = OpenEnvServer(guest.url) if guest.url else Guests(guest)
+    name, make = guests.name.replace(" ", "-"), partial(GuestWorld, guests, guests.roles_with(config.args), config.args)
+    if "tasks" not in guests.functions:
+        return WorldFactory(name, make, config, None)
+    rows = guests.ask("tasks", config.args)
+    config = msgspec.structs.replace(config, data=f"tasks of {guests.name}")
+    return WorldFactory(name, make, config, lambda path, columns: rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from sparring.errors import BadInput, EnvError, boundary
+from sparring.errors import BadInput, EnvError, boundary, refusal
 from sparring.protocols import Episode
 from sparring.types import Message
 
@@ -20,8 +20,9 @@ class ChatHarness:
         """Hold the conversation to its end.
 
         Raises:
-            EnvError: the world raised an untyped error, returned neither an end nor a message, named a role that it
-                does not have, or asked for a constraint that does not compile.
+            EnvError: the world raised an untyped error, returned neither an end nor a message, or asked for a
+                constraint that does not compile.
+            BadInput: a world of several roles does not name the one that replies next.
         """
         env, where = episode.env, f"environment {episode.task.env}, task {episode.task.id}"
         with boundary(EnvError, f"{where}: open"):
@@ -29,9 +30,11 @@ class ChatHarness:
         role, said = observation.role or env.roles[0], defaultdict[str, list[Message]](list)
         said[role] += episode.task.messages
         while not observation.done:
-            role = observation.role or role
+            role = observation.role or (env.roles[0] if len(env.roles) == 1 else "")
             if role not in env.roles:
-                raise EnvError(f"{where}: expected one of the roles {', '.join(env.roles)} to reply, got {role!r}")
+                do = "name it in each observation, or play the world by a harness of your own (rollout.harness)"
+                expected = f"the role that replies next, one of {', '.join(env.roles)}"
+                raise refusal(f"{where}: Observation.role", expected, repr(observation.role), do)
             messages = said[role]
             messages += observation.messages
             if not messages or messages[-1].role == "assistant":

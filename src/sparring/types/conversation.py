@@ -115,7 +115,7 @@ class Observation:
         reward: part of the score's reward that the reply earned; None if the world assigns none.
         state_key: name of the state in which the next reply is made; turns taken in equal states can be compared.
         constraint: constraint on the text of the next reply, which replaces the run's.
-        role: role that replies next, in a world of several; None: the same as before, and at first the first.
+        role: role that replies next, in a world of several roles that the harness `chat` plays.
     """
 
     messages: tuple[Message, ...] = ()

@@ -145,8 +145,8 @@ def test_an_object_that_is_no_world_is_refused(tmp_path: Path, base: str, body: 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "exactly one of name, reward and rubric"),
-        ({"name": "a", "reward": "b"}, "exactly one of name, reward and rubric"),
+        ({}, "exactly one of name, reward, rubric and guest"),
+        ({"name": "a", "reward": "b"}, "exactly one of name, reward, rubric and guest"),
         ({"reward": "r.py:f"}, "reward needs data"),
         ({"name": "a", "tools": ("python",)}, "tools belongs to reward"),
         ({"name": "a", "eval_data": "x"}, "eval_data needs data"),

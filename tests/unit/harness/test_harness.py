@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from refusals import refused_at
 
-from sparring.errors import EnvError, LimitReached
+from sparring.errors import BadInput, EnvError, LimitReached
 from sparring.generation import Constraint
 from sparring.harness.chat import ChatHarness
 from sparring.harness.load import CallableHarness, load_harness
@@ -97,6 +97,38 @@ def test_a_callable_holds_several_conversations():
     assert [t.segments[-1].message.content for t in trajectories(live).values()] == ["Hi", "No"]
     assert [t.id for t in trajectories(live).values()] == ["r", "r/critic"]
     assert live.session("critic") is live.session("critic")
+
+
+class TurnsEnv(DebateEnv):
+    """The critic speaks first, then twice the policy; the world names a stranger if `then` does."""
+
+    then = "policy"
+
+    async def open(self, task: Task, box: object) -> Observation:
+        """Ask the critic."""
+        self.said: list[str] = []
+        return Observation(messages=(Message(role="user", content="Begin."),), role="critic")
+
+    async def step_of(self, role: str, reply: Message) -> Observation:
+        """Hand each reply to the policy, until it has spoken twice."""
+        self.said.append(f"{role}: {reply.content}")
+        heard = Message(role="user", content=reply.content)
+        return Observation(messages=(heard,), role=self.then, done=len(self.said) == 3)
+
+
+def test_a_chat_plays_the_role_that_the_world_names():
+    env = TurnsEnv()
+    live = episode(ScriptedEngine(replies(["Hi", "No", "Yes"], RENDERER.tokenizer.encode)), env)
+    run_virtual(ChatHarness().run(live))
+    assert env.said == ["critic: Hi", "policy: No", "policy: Yes"]
+    texts = {r: [s.message.content for s in t.segments if s.message] for r, t in trajectories(live).items()}
+    assert texts["critic"] == ["Begin.", "Hi"]
+    assert texts["policy"] == ["Hi", "No", "No", "Yes"]
+    for stranger in ("judge", None):
+        env.then = stranger
+        again = episode(ScriptedEngine(replies(["Hi"], RENDERER.tokenizer.encode)), env)
+        with pytest.raises(BadInput, match=f"Observation.role: expected .* one of policy, critic, got {stranger!r}"):
+            run_virtual(ChatHarness().run(again))
 
 
 def test_an_error_of_a_callable_is_typed_and_limits_pass_through():
@@ -208,11 +240,6 @@ def test_an_object_that_is_no_harness_is_refused_by_name(file: str, name: str, n
     paths = {"file": file, "folder": str(Path(file).parent)}
     with refused_at("rollout.harness", noun.format(**paths)):
         load_harness(name.format(**paths), ("policy",))
-
-
-def test_a_chat_speaks_for_one_role():
-    with refused_at("rollout.harness", "a harness for the roles white, black"):
-        load_harness("chat", ("white", "black"))
 
 
 def test_a_role_that_the_world_does_not_name_is_refused():

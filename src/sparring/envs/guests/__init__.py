@@ -1,0 +1,1 @@
+"""Guests: worlds of other people, in interpreters of their own or on OpenEnv servers."""

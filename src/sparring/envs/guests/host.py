@@ -3,9 +3,9 @@
     python host.py keep CONTROL ADAPTER     the keeper: starts guests, and ends all that they leave behind
     python host.py serve SOCKET ADAPTER     a guest, or the process that guests are forked from
 
-The keeper gets a byte and a socket for each guest over its own socket, and lives as long as that socket. It runs no code
-of the adapter. A guest answers frames: 4 bytes of length and a JSON list of calls `[id, method, world, arguments]`, with
-a list `[id, is_right, answer]`. What it prints goes to the keeper, which keeps the end of it.
+The keeper gets a byte and a socket for each guest over its own socket, and lives as long as that socket. It runs no
+code of the adapter. A guest answers frames (4 bytes of length, big-endian, and a JSON list of calls
+`[id, method, world, arguments]`) with frames of `[id, is_right, answer]`. The keeper holds the end of their output.
 """
 
 import ast
@@ -17,6 +17,7 @@ import json
 import os
 import random
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -40,14 +41,16 @@ def declared(path: str) -> "tuple[dict[str, Any], set[str]]":
     running it."""
     with open(path, encoding="utf-8") as file:
         body = ast.parse(file.read(), path).body
-    values: "dict[str, Any]" = {}
+    values: dict[str, Any] = {}
     for line in body:
         if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name) and line.targets[0].id.isupper():
             try:
                 values[line.targets[0].id] = ast.literal_eval(line.value)
             except ValueError:
                 continue
-    return values, {line.name for line in body if isinstance(line, (ast.AsyncFunctionDef, ast.ClassDef, ast.FunctionDef))}
+    return values, {
+        line.name for line in body if isinstance(line, (ast.AsyncFunctionDef, ast.ClassDef, ast.FunctionDef))
+    }
 
 
 def keep(control: socket.socket, adapter: str) -> None:
@@ -62,10 +65,10 @@ def keep(control: socket.socket, adapter: str) -> None:
         ours.add(_serve_apart(theirs, adapter))
     said = b""
     while True:
-        ready, _, _ = select.select([control, reading], [], [], POLL_S)
+        ready, _, _ = select.select([control.fileno(), reading], [], [], POLL_S)
         if reading in ready:
             said = (said + os.read(reading, 1 << 16))[-MOST_SAID:]
-        if control in ready:
+        if control.fileno() in ready:
             order, sockets, _, _ = socket.recv_fds(control, 1, 1)
             if not order:
                 break
@@ -83,6 +86,7 @@ def keep(control: socket.socket, adapter: str) -> None:
                     guest.close()
         ours -= _end_strays(ours)
     _end_strays(set())
+    shutil.rmtree(os.getcwd(), ignore_errors=True)
 
 
 def _serve_apart(guest: socket.socket, adapter: str) -> int:
@@ -96,7 +100,7 @@ def _serve_apart(guest: socket.socket, adapter: str) -> int:
 
 def _end_strays(ours: "set[int]") -> "set[int]":
     """Kill what dead guests left behind, and all children if `ours` is empty; return the ended children."""
-    ended = set()
+    ended: set[int] = set()
     while True:
         with open(f"/proc/self/task/{os.getpid()}/children") as file:
             strays = {int(child) for child in file.read().split()} - ours
@@ -111,7 +115,7 @@ def _end_strays(ours: "set[int]") -> "set[int]":
         ended.add(child)
 
 
-class Guest:
+class Worlds:
     """Worlds of one process, and their calls.
 
     Attributes:
@@ -120,7 +124,7 @@ class Guest:
 
     def __init__(self, adapter: Any) -> None:
         self._adapter = adapter
-        self.worlds: "dict[int, Any]" = {}
+        self.worlds: dict[int, Any] = {}
         self._loop = asyncio.new_event_loop()
 
     def serve(self, guest: socket.socket) -> None:
@@ -130,18 +134,19 @@ class Guest:
             head = stream.read(4)
             if len(head) < 4:
                 return
-            answers = [self._answer(*call) for call in json.loads(stream.read(struct.unpack(">I", head)[0]))]
-            body = json.dumps(answers).encode()
+            calls = json.loads(stream.read(struct.unpack(">I", head)[0]))
+            body = "[{}]".format(",".join([self._answer(*call) for call in calls])).encode()
             if len(body) > MOST_BYTES:
-                error = f"an answer of at most {MOST_BYTES} bytes, got {len(body)}"
-                body = json.dumps([[id, False, error] for id, _, _ in answers]).encode()
+                error = f"expected an answer of at most {MOST_BYTES} bytes, got {len(body)}"
+                body = json.dumps([[call[0], False, error] for call in calls]).encode()
             guest.sendall(struct.pack(">I", len(body)) + body)
 
-    def _answer(self, id: int, method: str, world: int, arguments: "dict[str, Any]") -> "list[Any]":
+    def _answer(self, id: int, method: str, world: int, arguments: "dict[str, Any]") -> str:
+        """Return the answer to a call as JSON: what it returned, or what it raised."""
         try:
-            return [id, True, self._call(method, world, arguments)]
+            return json.dumps([id, True, self._call(method, world, arguments)])
         except BaseException as error:
-            return [id, False, f"{type(error).__name__}: {error}"]
+            return json.dumps([id, False, f"{type(error).__name__}: {error}"])
 
     def _call(self, method: str, world: int, arguments: "dict[str, Any]") -> Any:
         if method == "hello":
@@ -149,7 +154,7 @@ class Guest:
         if method == "make":
             made = self.worlds[world] = self._adapter.World(**arguments)
             return [name for name in dir(made) if not name.startswith("_")]
-        if method in ("tasks", "roles", "expert", "play"):
+        if method in ("tasks", "roles", "expert"):
             return self._value(getattr(self._adapter, method)(**arguments))
         if method == "reset":
             _seed_generators(arguments.get("seed", 0))
@@ -184,7 +189,7 @@ def serve(guest: socket.socket, path: str) -> None:
     adapter = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(adapter)
     if not getattr(adapter, "FORKS", True):
-        Guest(adapter).serve(guest)
+        Worlds(adapter).serve(guest)
         return
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
@@ -200,7 +205,7 @@ def serve(guest: socket.socket, path: str) -> None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             try:
-                Guest(adapter).serve(socket.socket(fileno=descriptor))
+                Worlds(adapter).serve(socket.socket(fileno=descriptor))
             finally:
                 os._exit(0)
 

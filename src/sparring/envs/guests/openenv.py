@@ -42,9 +42,11 @@ class OpenEnvServer:
         self.text_field = texts[0] if len(texts) == 1 and len(set(fields) - {METADATA}) == 1 else None
 
     def roles_with(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the one role of such a world."""
         return DEFAULT_ROLES
 
     def ask(self, function: str, arguments: Mapping[str, Any]) -> Any:
+        """Refuse what only an adapter can answer (`BadInput`)."""
         raise refusal("env.guest", f"an adapter with {function}", self.name, "name an adapter")
 
     async def take(self, number: int) -> OpenEnvSession:
@@ -52,22 +54,15 @@ class OpenEnvServer:
         with boundary(EnvError, self.name):
             return OpenEnvSession(self, await self._connect(f"{self._url}/ws", max_size=1 << 24))
 
-    async def give_back(self, session: OpenEnvSession, number: int) -> None:
-        """Close a session."""
-        await session.socket.close()
-
 
 class OpenEnvSession:
-    """Session of one rollout. It has the method `call` of a guest.
-
-    Attributes:
-        socket: its WebSocket.
-    """
+    """Session of one rollout, over its WebSocket. It has the methods of a `Guest`."""
 
     def __init__(self, server: OpenEnvServer, socket: Any) -> None:
-        self._server, self.socket = server, socket
+        self._server, self._socket = server, socket
         self._numbers = itertools.count(1)
         self._tools: Sequence[Mapping[str, Any]] = ()
+        self._settings: Mapping[str, Any] = {}  # what `reset` gets beside the seed
 
     async def call(self, method: str, number: int, arguments: Mapping[str, Any]) -> Any:
         """Return the answer to a call of the world.
@@ -77,6 +72,7 @@ class OpenEnvSession:
         """
         match method:
             case "make":
+                self._settings = arguments
                 listed = await self._send("mcp", self._rpc("tools/list", {}))
                 self._tools = listed.get("result", {}).get("tools", ())
                 return ["tools"] if self._tools else []
@@ -92,7 +88,11 @@ class OpenEnvSession:
                     return {"observation": f"No action: {error}. Expected a JSON object.", "reward": 0.0}
                 return await self._send("step", action)
             case _:
-                return await self._send(method, arguments)
+                return await self._send(method, {**self._settings, **arguments})
+
+    async def leave(self, number: int) -> None:
+        """Close the session."""
+        await self._socket.close()
 
     def _action(self, text: str) -> Mapping[str, Any]:
         """Convert a reply to an action: its only field of text, or the fields of a JSON object."""
@@ -108,8 +108,8 @@ class OpenEnvSession:
 
     async def _send(self, kind: str, data: Mapping[str, Any]) -> Any:
         with boundary(EnvError, self._server.name):
-            await self.socket.send(json.dumps({"type": kind, "data": data}))
-            answer = json.loads(await self.socket.recv())
+            await self._socket.send(json.dumps({"type": kind, "data": data}))
+            answer = json.loads(await self._socket.recv())
         if answer["type"] != "error":
             return answer["data"]
         error, do = answer["data"], ""

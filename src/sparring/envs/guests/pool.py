@@ -12,10 +12,9 @@ from typing import Any
 import msgspec
 
 from sparring.envs.guests.host import declared
-from sparring.envs.guests.process import Guest, Keeper
+from sparring.envs.guests.process import Guest, GuestKeeper
 from sparring.errors import BadInput, boundary, refusal
 from sparring.types import DEFAULT_ROLES
-from sparring.user_cache import user_cache
 
 ADAPTERS = Path(__file__).parent / "adapters"
 
@@ -30,12 +29,11 @@ class GuestConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Adapter that ships with Sparring, such as `gymnasium`, or `path/to/file.py` (docs/guests.md)."""
 
     python: str = ""
-    """Interpreter of the guest: a name that `sparring env add` made, or the path of a Python with the world's
-    packages."""
+    """Interpreter of the guest: the path of a Python with the world's packages."""
 
     processes: int = 0
-    """Maximum number of guests. 0: one for each concurrent rollout, or one for each CPU if the adapter's worlds may
-    share a process."""
+    """Number of guests over which worlds are spread that may share a process (`REENTRANT`); 0: one for each CPU. Every
+    other world has a guest of its own."""
 
     variables: dict[str, str] = {}
     """Environment variables of the guest beside PATH, HOME, TMPDIR, TZ and those of the language. It gets no other
@@ -66,12 +64,14 @@ class Guests:
             path = ADAPTERS / f"{config.command}.py"
         if not path.is_file():
             known = ", ".join(sorted(each.stem for each in ADAPTERS.glob("[a-z]*.py")))
-            raise refusal("env.guest.command", f"one of {known}, or path/to/file.py", repr(config.command), "correct it")
+            raise refusal(
+                "env.guest.command", f"one of {known}, or path/to/file.py", repr(config.command), "correct it"
+            )
         with boundary(BadInput, "env.guest.command", f"a Python file {path}", "correct it"):
             self.constants, self.functions = declared(str(path))
         self.name = f"guest {path.stem}"
         self._config = config
-        self._keeper = Keeper(_python(config.python), path.resolve(), config.variables)
+        self._keeper = GuestKeeper(_python(config.python), path.resolve(), config.variables)
         weakref.finalize(self, self._keeper.end)
         self._is_shared = bool(self.constants.get("REENTRANT", False))
         self._shared: dict[asyncio.AbstractEventLoop, list[Guest | None]] = {}
@@ -98,23 +98,16 @@ class Guests:
                 guest = guests[place] = await self._new()
         return guest
 
-    async def give_back(self, guest: Guest, number: int) -> None:
-        """Close a world. Its guest ends with it, unless worlds share it."""
-        if not guest.failure:
-            await guest.call("close", number, {})
-        if not self._is_shared:
-            guest.end()
-
     async def _new(self) -> Guest:
-        guest = Guest(self._keeper)
+        guest = Guest(self._keeper, is_shared=self._is_shared)
         await guest.start()
         return guest
 
 
 def _python(name: str) -> Path:
     """Return an interpreter. Raises BadInput if it does not exist."""
-    path = Path(name) if os.sep in name else user_cache("guests") / name / "bin" / "python"
-    if not os.access(path, os.X_OK):
-        do = f"run `sparring env add {name}`, or name the path of a Python with the world's packages"
-        raise refusal("env.guest.python", "an interpreter", f"{name!r}: there is no {path}", do)
+    path = Path(name)
+    if os.sep not in name or not os.access(path, os.X_OK):
+        do = "name the path of a Python with the world's packages (docs/guests.md)"
+        raise refusal("env.guest.python", "the path of an interpreter", repr(name), do)
     return path.absolute()

@@ -7,7 +7,6 @@ import itertools
 import os
 import signal
 import socket
-import struct
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -34,11 +33,14 @@ class Guest:
 
     Attributes:
         pid: process id; 0 until the guest has answered `hello`.
-        failure: why it answers no more; None while it does.
+        failure: why it answers no more; empty while it does.
+
+    Args:
+        is_shared: whether the guest stays when a world leaves it.
     """
 
-    def __init__(self, keeper: Keeper) -> None:
-        self.pid, self.failure = 0, ""
+    def __init__(self, keeper: GuestKeeper, *, is_shared: bool = False) -> None:
+        self.pid, self.failure, self._is_shared = 0, "", is_shared
         self._keeper = keeper
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count()
@@ -75,6 +77,13 @@ class Guest:
         except asyncio.CancelledError:
             self.end("it was ended because a call took too long, or was given up")
             raise
+
+    async def leave(self, number: int) -> None:
+        """Close a world. The guest ends with it, unless worlds share it."""
+        if not self.failure:
+            await self.call("close", number, {})
+        if not self._is_shared:
+            self.end()
 
     def end(self, failure: str = "it has ended") -> None:
         """Kill the guest with all processes of its group. Safe to call twice."""
@@ -140,16 +149,19 @@ class _Frames(asyncio.Protocol):
     """Protocol of a guest's socket."""
 
     def __init__(self, guest: Guest) -> None:
+        """Hand what comes to `guest`."""
         self._guest = guest
 
     def data_received(self, data: bytes) -> None:
+        """Hand bytes on."""
         self._guest.received(data)
 
     def connection_lost(self, error: Exception | None) -> None:
+        """Fail what waits."""
         self._guest.lost()
 
 
-class Keeper:
+class GuestKeeper:
     """Process that starts guests, and ends with this one whatever ends it; then no guest is left.
 
     Args:
@@ -163,7 +175,7 @@ class Keeper:
 
     def __init__(self, python: Path, adapter: Path, variables: Mapping[str, str]) -> None:
         self.name = f"guest {adapter.stem}"
-        self._folder = tempfile.TemporaryDirectory(prefix="sparring-guest-")
+        self._folder = tempfile.TemporaryDirectory(prefix="sparring-guest-", ignore_cleanup_errors=True)
         self._control, theirs = socket.socketpair()
         passed = {name: os.environ[name] for name in PASSED if name in os.environ}
         self._process = subprocess.Popen(
@@ -190,10 +202,10 @@ class Keeper:
             GuestFailed: it died. EnvError: the adapter's code raised.
         """
         body = msgspec.json.encode([(0, method, 0, arguments)])
-        with self.start() as guest, guest.makefile("rb") as stream:
+        frame = b""
+        with self.start() as guest, guest.makefile("rb") as stream, suppress(OSError):
             guest.sendall(len(body).to_bytes(4, "big") + body)
-            head = stream.read(4)
-            frame = stream.read(struct.unpack(">I", head)[0]) if len(head) == 4 else b""
+            frame = stream.read(int.from_bytes(stream.read(4), "big"))
         if not frame:
             raise GuestFailed(f"{self.name}: it died{self.said()}")
         ((_, is_right, answer),) = _DECODER.decode(frame)

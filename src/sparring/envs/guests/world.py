@@ -14,6 +14,7 @@ import msgspec
 from sparring.envs.answers import finite
 from sparring.envs.base import Env
 from sparring.envs.executor import cooperative
+from sparring.envs.guests.openenv import OpenEnvServer, OpenEnvSession
 from sparring.envs.guests.pool import Guests
 from sparring.envs.guests.process import Guest
 from sparring.errors import EnvError
@@ -22,7 +23,7 @@ from sparring.types import Message, Observation, Score, Task, ToolCall, ToolSpec
 
 
 class WireObservation(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer of a world to `reset` and `step`, as OpenEnv sends it; the last four are Sparring's own."""
+    """Answer of a world to `reset` and `step`, as OpenEnv sends it; the last three are Sparring's own."""
 
     observation: Any = None
     """Text, or a dict with `text` or `messages`; any other value is shown as JSON."""
@@ -41,9 +42,6 @@ class WireObservation(msgspec.Struct, frozen=True, kw_only=True):
 
     failure: str | None = None
     """What broke in the world; such a rollout is played again, and never scored."""
-
-    truncated: str | None = None
-    """Limit of the world that ended the episode."""
 
 
 def messages_of(observation: Any) -> tuple[Message, ...]:
@@ -70,17 +68,17 @@ class GuestWorld(Env):
     _numbers = itertools.count(1)
 
     @cooperative
-    def __init__(self, guests: Guests, roles: Sequence[str], settings: Mapping[str, Any]) -> None:
+    def __init__(self, guests: Guests | OpenEnvServer, roles: Sequence[str], settings: Mapping[str, Any]) -> None:
         super().__init__()
         self._guests, self._settings = guests, settings
         declared = guests.constants
         self.rebuildable = bool(declared.get("REBUILDABLE", True))
         self.roles = tuple(roles)
-        self._guest: Guest | None = None
+        self._guest: Guest | OpenEnvSession | None = None
         self._number = next(self._numbers)
         self._methods: Sequence[str] = ()
         self._specs: tuple[ToolSpec, ...] = ()
-        self._rewards: dict[str, float | None] = dict.fromkeys(self.roles, 0.0)
+        self._rewards: dict[str, float | None] = {}  # by role, once it has acted
 
     def generate(self, random: Random) -> Mapping[str, Any]:
         return {"seed": random.randrange(1 << 31)}
@@ -97,7 +95,7 @@ class GuestWorld(Env):
         return lambda messages: Message(role="assistant", content=replies[_answers(messages)])
 
     def key(self, task: Task) -> str:
-        return str(task.data.get("key", task.data.get("seed")))
+        return str(next(task.data[name] for name in ("key", "seed", "id") if task.data.get(name) is not None))
 
     @property
     @cooperative
@@ -108,10 +106,10 @@ class GuestWorld(Env):
     async def open(self, task: Task, box: Sandbox | None) -> Observation:
         self.task = task
         self._guest = await self._guests.take(self._number)
-        self._methods = await self._call("make", **self._settings)
-        answer = await self._call("reset", **_shown(task))
+        self._methods = await self._ask("make", **self._settings)
+        answer = await self._ask("reset", **_shown(task))
         if "tools" in self._methods:
-            self._specs = tuple(msgspec.convert(await self._call("tools"), tuple[ToolSpec, ...]))
+            self._specs = tuple(msgspec.convert(await self._ask("tools"), tuple[ToolSpec, ...]))
         return self._observed(answer)
 
     @cooperative
@@ -122,7 +120,7 @@ class GuestWorld(Env):
     async def step_of(self, role: str, reply: Message) -> Observation:
         if reply.tool_calls:
             return _joined([await self._tool(role, call) for call in reply.tool_calls])
-        return self._observed(await self._call("step", action={"text": reply.content, "role": role}), role)
+        return self._observed(await self._ask("step", action={"text": reply.content, "role": role}), role)
 
     @cooperative
     async def score(self, trajectory: Trajectory) -> Score | None:
@@ -131,18 +129,18 @@ class GuestWorld(Env):
     @cooperative
     async def score_all(self, trajectories: Mapping[str, Trajectory]) -> Score | None:
         if "score" in self._methods:
-            return _score(self._guests.name, await self._call("score"))
-        earned, several = self._rewards, len(self.roles) > 1
-        known = [reward for reward in earned.values() if reward is not None]
-        reward = sum(known) / len(known) if known else None
+            return _score(self._guests.name, await self._ask("score"))
+        earned, several = {role: self._rewards.get(role, 0.0) for role in self.roles}, len(self.roles) > 1
+        known = {role: reward for role, reward in earned.items() if reward is not None}
+        reward = sum(known.values()) / len(known) if len(known) == len(earned) else None
         at_least = self._guests.constants.get("SUCCESS_AT")
         success = None if at_least is None or reward is None or several else reward >= at_least - 1e-9
-        return Score(reward=reward, success=success, per_role={**earned} if several and len(known) == len(earned) else None)
+        return Score(reward=reward, success=success, per_role=known if several and reward is not None else None)
 
     @cooperative
     async def close(self) -> None:
         if self._guest is not None:
-            await self._guests.give_back(self._guest, self._number)
+            await self._guest.leave(self._number)
 
     async def _tool(self, role: str, call: ToolCall) -> Observation:
         """Call one of the world's tools."""
@@ -152,13 +150,13 @@ class GuestWorld(Env):
         elif call.arguments is None:
             answer = f"error: {call.name}: expected arguments that are a JSON object"
         else:
-            answer = await self._call("call", name=call.name, arguments=call.arguments)
+            answer = await self._ask("call", name=call.name, arguments=call.arguments)
         seen = self._observed(answer if isinstance(answer, Mapping) else {"observation": answer}, role)
         text = "\n".join(message.content for message in seen.messages)
         message = Message(role="tool", content=text, tool_call_id=call.id, name=call.name)
         return replace(seen, messages=(message,))
 
-    async def _call(self, method: str, **arguments: Any) -> Any:
+    async def _ask(self, method: str, **arguments: Any) -> Any:
         assert self._guest is not None, "open comes first"
         return await self._guest.call(method, self._number, arguments)
 
@@ -178,11 +176,9 @@ class GuestWorld(Env):
         if seen.failure is not None:
             raise EnvError(f"{where}: {seen.failure}")
         if role:
-            earned = self._rewards[role]
-            self._rewards[role] = None if reward is None or earned is None else earned + reward
-        return Observation(
-            messages=messages, reward=reward, done=seen.done, state_key=seen.state_key, role=seen.role
-        )
+            earned = self._rewards.get(role)
+            self._rewards[role] = earned if reward is None else (earned or 0.0) + reward
+        return Observation(messages=messages, reward=reward, done=seen.done, state_key=seen.state_key, role=seen.role)
 
 
 def _joined(seen: Sequence[Observation]) -> Observation:

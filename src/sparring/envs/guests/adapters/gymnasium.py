@@ -27,8 +27,7 @@ class World:
         except (ValueError, TypeError, KeyError) as error:
             return {"observation": f"No action: {error}. Expected {self._expected()}.", "reward": 0.0}
         observation, reward, terminated, truncated, _ = self.env.step(value)
-        limit = "the environment's own limit" if truncated and not terminated else None
-        return {**self._shown(observation), "reward": float(reward), "done": terminated or truncated, "truncated": limit}
+        return {**self._shown(observation), "reward": float(reward), "done": terminated or truncated}
 
     def close(self):
         self.env.close()
