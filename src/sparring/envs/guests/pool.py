@@ -75,7 +75,7 @@ class Guests:
         weakref.finalize(self, self._keeper.end)
         self._is_shared = bool(self.constants.get("REENTRANT", False))
         self._shared: dict[asyncio.AbstractEventLoop, list[Guest | None]] = {}
-        self._starts = asyncio.Lock()
+        self._starts: dict[asyncio.AbstractEventLoop, asyncio.Lock] = {}  # a lock belongs to one event loop
 
     def roles_with(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the roles of the adapter's worlds: its function `roles`, or one."""
@@ -92,7 +92,7 @@ class Guests:
         loop = asyncio.get_running_loop()
         guests = self._shared.setdefault(loop, [None] * (self._config.processes or os.cpu_count() or 1))
         place = number % len(guests)
-        async with self._starts:
+        async with self._starts.setdefault(loop, asyncio.Lock()):
             guest = guests[place]
             if guest is None or guest.failure:
                 guest = guests[place] = await self._new()

@@ -35,7 +35,7 @@ class WireObservation(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the episode has ended."""
 
     role: str | None = None
-    """Role that replies next; None: the same as before."""
+    """Role that replies next; each answer of a world of several roles names one."""
 
     state_key: str | None = None
     """Name of the state in which the next reply is made."""

@@ -119,8 +119,8 @@ def test_a_world_is_played_and_scored(start: Start, constants: str) -> None:
 
     async def play() -> None:
         worlds = [GuestWorld(guests, ("policy",), {"goal": 2 + n}) for n in range(3)]
-        for n, world in enumerate(worlds):
-            opened = await world.open(TASK, None)
+        openings = await asyncio.gather(*(world.open(TASK, None) for world in worlds))
+        for n, (world, opened) in enumerate(zip(worlds, openings, strict=True)):
             assert opened.messages[0].content == "at 0 of 5" and opened.state_key == "0" and not opened.done
             assert (await world.step(reply("print"))).messages[0].content == "at 1"
             assert (await world.step(reply("fork"))).done == (n == 0)
